@@ -58,8 +58,11 @@ def _first_line(*command: str, timeout_s: float = 10.0) -> tuple[bool, str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    return done.returncode == 0, lines[0] if lines else f"exit code {done.returncode}"
+    ok = done.returncode == 0
+    # A client that fails may still have printed half an answer: its reason is on standard error.
+    streams = (done.stdout, done.stderr) if ok else (done.stderr, done.stdout)
+    lines = "\n".join(streams).strip().splitlines()
+    return ok, lines[0] if lines else f"exit code {done.returncode}"
 
 
 def _python() -> Capability:
