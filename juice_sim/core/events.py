@@ -87,6 +87,7 @@ class SessionQueued(Event):
     idempotency_key: str
     name: str
     timeout_s: float | None
+    owner_is_admin: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,3 +121,11 @@ class SessionClosed(Event):
 class ConnectionChanged(Event):
     session_id: str
     connection: Connection
+
+
+@dataclass(frozen=True)
+class HistoryPurged(Event):
+    """Sessions and agents that were closed long ago (`Settings.history_s`) are forgotten, idempotency keys included."""
+
+    session_ids: tuple[str, ...]
+    agent_ids: tuple[str, ...]

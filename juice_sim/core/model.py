@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class AgentState(str, Enum):
-    """`active` serves; `disabled` keeps its sessions and gets no new ones; `missing` has been silent; `closed` is gone."""
+    """`active` serves; `disabled` keeps its sessions, gets no new ones; `missing` has been silent; `closed` is gone."""
 
     ACTIVE = "active"
     DISABLED = "disabled"
@@ -120,6 +120,7 @@ class Session:
     active_at: float | None = None
     closed_at: float | None = None
     close_reason: str = ""
+    owner_is_admin: bool = False  # the owner asked with an admin's token: "any pool" then really means any
 
 
 @dataclass
@@ -139,6 +140,7 @@ class Agent:
     last_seen: float = 0.0
     session_ids: set[str] = field(default_factory=set)
     owner: str = ""
+    closed_at: float | None = None
 
 
 @dataclass
@@ -164,6 +166,7 @@ class Token:
     created_at: float
     expires_at: float
     is_admin: bool = False
+    created_by: str = ""  # user who made it, who may also list and revoke it
 
 
 @dataclass(frozen=True)
