@@ -55,7 +55,7 @@ def parse_vram(text: str) -> int:
 
 
 def format_vram(size: int) -> str:
-    """The size in the largest binary unit of which it is a multiple of a quarter; parse_vram gives the same size back."""
+    """The size in the largest binary unit of which it is a multiple of a quarter; parse_vram reads it back."""
     for suffix in ("TiB", "GiB", "MiB", "KiB"):
         unit = _UNITS[suffix.lower()]
         if size >= unit and size % (unit // 4) == 0:
