@@ -37,7 +37,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """`pending`: nodes being launched when the autoscaler made its last pass, up to a second or two ago (type -> count);
+    """`pending`: nodes that were starting at the autoscaler's last pass, a second or two ago (type -> count);
     `demands`: what waits for resources ((resources, count))."""
 
     address: str
@@ -61,7 +61,7 @@ class ClusterStatus:
         counts = Counter(node.node_type for node in self.workers)
         lines = [f"Ray cluster at {self.address}: {len(self.workers)} worker nodes"]
         lines += [f"  {count} {node_type}" for node_type, count in sorted(counts.items())]
-        lines += [f"  {count} {node_type} being started at the autoscaler's last pass" for node_type, count in sorted(self.pending.items())]
+        lines += [f"  {count} {node_type} starting" for node_type, count in sorted(self.pending.items())]
         lines += [f"  demand: {count} x {dict(resources)}" for resources, count in self.demands]
         if not self.autoscaler_running:
             lines.append(f"  the autoscaler is not running; see {self.log_dir}/monitor.log")
@@ -109,7 +109,7 @@ def read_status(address: str, processes: Iterable[Process], log_dir: Path, timeo
     return ClusterStatus(
         address=address,
         nodes=tuple(nodes),
-        pending=dictbeing started at the autoscaler's last pass,
+        pending=dict(pending),
         demands=demands,
         autoscaler_running=monitor_running,
         autoscaler_reported=bool(report) or reply.HasField("autoscaling_state"),
