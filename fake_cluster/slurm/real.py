@@ -372,7 +372,7 @@ class RealSlurm(Slurm):
     def _announce_job(self, pid: int, deadline: float, on_job_id: Callable[[int], None]) -> None:
         """Call back with the id of the job that srun `pid` made. A job shows the session id of the command that
         submitted it, and the supervisor starts each command in a session of its own."""
-        mark = re.compile(rf"^JobId=(\d+)(?:(?!^JobId=).)*?^ +AllocNode:Sid=\S+:{pid}$", re.MULTILINE | re.DOTALL)
+        mark = re.compile(rf"^JobId=(\d+)(?:(?!^JobId=).)*? AllocNode:Sid=\S+:{pid}$", re.MULTILINE | re.DOTALL)
         while time.monotonic() < deadline:
             ended = self.daemons.returncode(pid) is not None
             found = mark.search(self._scontrol("show", "job"))

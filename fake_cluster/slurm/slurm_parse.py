@@ -77,11 +77,13 @@ def parse_jobs(text: str) -> list[Job]:
 def job_of(fields: dict[str, str], task: int | None) -> Job:
     try:
         code, _, sig = fields["ExitCode"].partition(":")
+        state = state_of(fields["JobState"])
+        waits = state is JobState.PENDING  # its start and end are forecasts of the scheduler
         return Job(
             job_id=int(fields["JobId"]),
             name=fields["JobName"],
             user_id=_user_id(fields["UserId"]),
-            state=state_of(fields["JobState"]),
+            state=state,
             reason="" if fields.get("Reason", "None") == "None" else fields["Reason"].split(" ")[0],
             restarts=int(fields.get("Restarts", 0)),
             exit_code=int(code),
@@ -89,8 +91,8 @@ def job_of(fields: dict[str, str], task: int | None) -> Job:
             nodes=tuple(expand_hosts("" if fields.get("NodeList") in (None, "(null)") else fields["NodeList"])),
             submit_time=_time(fields.get("SubmitTime")),
             eligible_time=_time(fields.get("EligibleTime")),
-            start_time=_time(fields.get("StartTime")),
-            end_time=_time(fields.get("EndTime")),
+            start_time=None if waits else _time(fields.get("StartTime")),
+            end_time=_time(fields.get("EndTime")) if state.ended else None,
             array_job_id=_number(fields.get("ArrayJobId")),
             array_task_id=task,
             het_job_id=_number(fields.get("HetJobId")),
