@@ -1,0 +1,525 @@
+"""What must hold of a run: pure functions over its record. They know nothing of how the run was made.
+
+Each check takes the views of a record (some take the scenario too) and returns its violations; a violation carries the
+story of the session or job that it is about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+from juice_sim.core import events as e
+from juice_sim.core.model import GpuGrant
+
+from .history import FaultInjected, History, HookRun, JobOutput, JobSubmitted, LogCompared, RunEnded
+from .history_views import GIB, JobLife, SessionLife, Views
+from .scenario import CheckSpec, Scenario
+from .slurm.interface import JobState
+
+MAX_VIOLATIONS = 50  # of one check: a broken run has thousands, all alike
+
+
+@dataclass(frozen=True)
+class Violation:
+    """`subject` is `session ID`, `job ID`, `agent ... GPU n` or `run`; `at` the instant (Unix time) or None."""
+
+    check: str
+    subject: str
+    message: str
+    at: float | None = None
+    story: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """`found` says in a few words what was looked at or measured. `count` is how many violations there were in all."""
+
+    name: str
+    title: str
+    violations: tuple[Violation, ...]
+    count: int
+    found: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.count == 0
+
+
+@dataclass
+class _Gpu:
+    capacity: int
+    held: dict[str, GpuGrant] = field(default_factory=dict)
+
+    @property
+    def used(self) -> int:
+        return sum(grant.vram for grant in self.held.values())
+
+
+def gpu_excesses(events: Iterable[e.Event]) -> Iterable[tuple[float, str, int, str, int, str]]:
+    """(time, agent id, GPU index, session id, bytes too many, reason) for each assignment of what is not there.
+
+    A whole-GPU session shares with nobody, whatever the sizes say; what it shares counts as too many.
+    """
+    gpus: dict[str, dict[int, _Gpu]] = {}
+    open_sessions: dict[str, tuple[str, tuple[GpuGrant, ...]]] = {}
+    for event in events:
+        if isinstance(event, e.AgentRegistered):
+            gpus[event.agent_id] = {gpu.index: _Gpu(gpu.vram) for gpu in event.gpus}
+        elif isinstance(event, e.SessionAssigned):
+            agent = gpus.get(event.agent_id, {})
+            if event.session_id in open_sessions:
+                yield event.at, event.agent_id, -1, event.session_id, 0, "assigned while it already holds GPUs"
+            indexes = [grant.index for grant in event.grants]
+            for index in {index for index in indexes if indexes.count(index) > 1}:
+                yield event.at, event.agent_id, index, event.session_id, 0, "granted twice to one session"
+            for grant in event.grants:
+                gpu = agent.get(grant.index)
+                if gpu is None:
+                    yield (
+                        event.at,
+                        event.agent_id,
+                        grant.index,
+                        event.session_id,
+                        grant.vram,
+                        "the agent has no such GPU",
+                    )
+                    continue
+                others = [other for holder, other in gpu.held.items() if holder != event.session_id]
+                gpu.held[event.session_id] = grant
+                excess = gpu.used - gpu.capacity
+                if excess > 0:
+                    yield (
+                        event.at,
+                        event.agent_id,
+                        grant.index,
+                        event.session_id,
+                        excess,
+                        "more VRAM is granted than it has",
+                    )
+                elif others and (grant.whole or any(other.whole for other in others)):
+                    yield event.at, event.agent_id, grant.index, event.session_id, grant.vram, "a whole GPU is shared"
+            open_sessions[event.session_id] = (event.agent_id, event.grants)
+        elif isinstance(event, e.SessionClosed):
+            agent_id, grants = open_sessions.pop(event.session_id, ("", ()))
+            for grant in grants:
+                held = gpus.get(agent_id, {}).get(grant.index)
+                if held is not None:
+                    held.held.pop(event.session_id, None)
+
+
+def no_overcommit(views: Views) -> list[Violation]:
+    """No GPU is over-committed at any instant."""
+    violations = []
+    for at, agent_id, index, session_id, excess, reason in gpu_excesses(views.controller_events):
+        agent = views.agents.get(agent_id)
+        where = f"agent {agent.hostname if agent else agent_id} GPU {index}"
+        amount = f" ({excess / GIB:g} GiB too many)" if excess else ""
+        story = tuple(views.session_story(session_id))
+        violations.append(Violation("no_overcommit", where, f"session {session_id}: {reason}{amount}", at, story))
+    return violations
+
+
+def leaked_sessions(views: Views) -> list[SessionLife]:
+    """Sessions still open at the end of the record whose job has ended, or that no job owns."""
+    running = {job.job_id for job in views.jobs.values() if not job.last.state.ended}
+    return [s for s in views.sessions.values() if s.closed_at is None and s.job_id not in running]
+
+
+def no_session_left(views: Views) -> list[Violation]:
+    """No session is left when its job has ended."""
+    return [
+        Violation(
+            "no_session_left",
+            f"session {session.id}",
+            f"still open at the end; its job {session.job_id if session.job_id is not None else '(none)'} has ended",
+            None,
+            tuple(_with_job(views, session)),
+        )
+        for session in leaked_sessions(views)
+    ]
+
+
+def _with_job(views: Views, session: SessionLife) -> list[str]:
+    return views.job_story(session.job_id) if session.job_id in views.jobs else views.session_story(session.id)
+
+
+def no_job_without_session(views: Views, slack: float = 0.25) -> list[Violation]:
+    """No job runs without its session: while a job that uses Juice surely ran, a session of that job was active.
+
+    A session that ended because its agent was lost is no violation (the job's program then fails by itself), nor one
+    that ran into the time limit that it was given. `slack` seconds allow for clocks of different processes.
+    """
+    violations = []
+    for job in views.jobs.values():
+        if job.job_id not in views.granted_jobs:
+            continue
+        sessions = [session for session in views.sessions_of_job.get(job.job_id, []) if session.active_at is not None]
+        for spell in job.spells(views.end):
+            if spell.state is not JobState.RUNNING:
+                continue
+            own = [session for session in sessions if session.attempt == (job.job_id, spell.restarts)]
+            problem = _uncovered(own, spell.first, spell.last, slack, views)
+            if problem is not None and not _refused(views, job):
+                story = tuple(views.job_story(job.job_id))
+                violations.append(Violation("no_job_without_session", f"job {job.job_id}", problem, spell.first, story))
+    return violations
+
+
+def _refused(views: Views, job: JobLife) -> bool:
+    """Whether the node refused to start the job's program: by a denial, or because it found no valid session file.
+
+    Slurm shows such a job as running for a moment, but nothing of the user's ran.
+    """
+    if job.last.state is not JobState.FAILED:
+        return False
+    denied = any(run.hook == "prolog" and run.verdict == "denied" for run in views.hook_runs.get(job.job_id, []))
+    return denied or any(
+        output.job_id == job.job_id and not output.stdout and "juice" in output.stderr
+        for output in views.history.of(JobOutput)
+    )
+
+
+def _uncovered(sessions: list[SessionLife], first: float, last: float, slack: float, views: Views) -> str | None:
+    """Why the time from first to last is not covered by one of the sessions; None when it is."""
+    begun = [session for session in sessions if (session.active_at or 0.0) <= first + slack]
+    if not begun:
+        return "it runs, but no session of it is active"
+    session = max(begun, key=lambda candidate: candidate.active_at or 0.0)
+    if session.closed_at is None or session.closed_at >= last - slack:
+        return None
+    agent = views.agents.get(session.agent_id)
+    if agent is not None and agent.lost_by(session.closed_at + slack):
+        return None
+    if session.close_reason.startswith("timed out") or "time-out" in session.close_reason:
+        return None
+    return (
+        f"it runs until {last - views.start:.3f} s at least, but its session {session.id} was closed at "
+        f"{session.closed_at - views.start:.3f} s ({session.close_reason})"
+    )
+
+
+def sessions_exclusive(views: Views) -> list[Violation]:
+    """A job holds one session at a time, and an idempotency key stands for one session."""
+    violations = []
+    for job_id, sessions in views.sessions_of_job.items():
+        ordered = sorted((s for s in sessions if s.assigned_at is not None), key=lambda s: s.assigned_at or 0.0)
+        for earlier, later in pairwise(ordered):
+            if earlier.open_at(later.assigned_at or 0.0) and earlier.canceling_at is None:
+                violations.append(
+                    Violation(
+                        "sessions_exclusive",
+                        f"job {job_id}",
+                        f"session {later.id} is assigned while its session {earlier.id} is open",
+                        later.assigned_at,
+                        tuple(views.job_story(job_id)),
+                    )
+                )
+    by_key: dict[tuple[str, str], list[SessionLife]] = defaultdict(list)
+    for session in views.sessions.values():
+        if session.key:
+            by_key[session.owner, session.key].append(session)
+    for (_, key), sessions in by_key.items():
+        if len(sessions) > 1:
+            names = ", ".join(session.id for session in sessions)
+            story = tuple(line for session in sessions for line in views.session_story(session.id))
+            violations.append(Violation("sessions_exclusive", f"key {key}", f"stands for {names}", None, story))
+    return violations
+
+
+def every_job_ends(views: Views) -> list[Violation]:
+    """Every job ends, and every submission of the scenario became as many jobs as it should."""
+    violations = []
+    for job in views.jobs.values():
+        if not job.last.state.ended:
+            reason = f" ({job.last.reason})" if job.last.reason not in ("", "None") else ""
+            violations.append(
+                Violation(
+                    "every_job_ends",
+                    f"job {job.job_id}",
+                    f"{job.last.state.value}{reason} when the run ended",
+                    None,
+                    tuple(views.job_story(job.job_id)),
+                )
+            )
+    members: dict[int, int] = defaultdict(int)
+    for job in views.jobs.values():
+        members[job.last.array_job_id or job.last.het_job_id or job.job_id] += 1
+    for submitted in views.history.of(JobSubmitted):
+        if submitted.error or submitted.job_id == 0:
+            continue
+        seen = members[submitted.job_id]
+        if seen != submitted.tasks:
+            violations.append(
+                Violation(
+                    "every_job_ends",
+                    f"job {submitted.job_id}",
+                    f"{submitted.group} #{submitted.index}: Slurm knows {seen} of its {submitted.tasks} jobs",
+                    None,
+                    tuple(views.job_story(submitted.job_id)),
+                )
+            )
+    return violations
+
+
+def nothing_acknowledged_lost(views: Views) -> list[Violation]:
+    """What the controller has told anyone is still in its log at the end, unchanged."""
+    violations = []
+    for compared in views.history.of(LogCompared):
+        for difference in compared.differences:
+            violations.append(Violation("nothing_acknowledged_lost", "run", difference, compared.at))
+    for run in views.history.of(HookRun):
+        if run.session_id and run.session_id not in views.sessions:
+            message = (
+                f"the {run.hook} of job {run.job_id} was given session {run.session_id}, which the log does not have"
+            )
+            story = tuple(views.job_story(run.job_id))
+            violations.append(
+                Violation("nothing_acknowledged_lost", f"session {run.session_id}", message, run.at, story)
+            )
+    return violations
+
+
+def faults_injected(views: Views, scenario: Scenario) -> list[Violation]:
+    """Each fault of the scenario took place at least once: a fault that never came proves nothing."""
+    done = {fault.position for fault in views.history.of(FaultInjected)}
+    return [
+        Violation("faults_injected", f"fault {fault.position + 1}", f"{fault.label} never took place")
+        for fault in scenario.faults
+        if fault.position not in done
+    ]
+
+
+def expected_end_states(views: Views, scenario: Scenario) -> list[Violation]:
+    """Jobs of a group end as the group says, and no submission is refused."""
+    expected = {group.name: set(group.expect) for group in scenario.jobs if group.expect}
+    violations = []
+    for job in views.jobs.values():
+        accepted = expected.get(job.group)
+        if accepted and job.last.state.ended and job.last.state.value not in accepted:
+            message = f"{job.group}: {job.last.state.value}, expected {' or '.join(sorted(accepted))}"
+            story = tuple(views.job_story(job.job_id))
+            violations.append(Violation("expected_end_states", f"job {job.job_id}", message, job.last.end_time, story))
+    for submitted in views.history.of(JobSubmitted):
+        if submitted.error:
+            message = f"{submitted.group} #{submitted.index} was refused at submit: {submitted.error}"
+            violations.append(Violation("expected_end_states", submitted.group, message, submitted.at))
+    return violations
+
+
+def ended_in_time(views: Views) -> list[Violation]:
+    """The run ended because its jobs had ended."""
+    ends = views.history.of(RunEnded)
+    reason = ends[-1].reason if ends else "the record has no end"
+    return [] if reason == "all jobs ended" else [Violation("ended_in_time", "run", f"ended by: {reason}", views.end)]
+
+
+# -- checks that a scenario asks for ----------------------------------------------------------------------------------
+
+
+def all_completed(views: Views) -> list[Violation]:
+    return [
+        Violation(
+            "all_completed",
+            f"job {job.job_id}",
+            f"{job.group}: {job.last.state.value}",
+            job.last.end_time,
+            tuple(views.job_story(job.job_id)),
+        )
+        for job in views.jobs.values()
+        if job.last.state is not JobState.COMPLETED
+    ]
+
+
+def requeues(views: Views) -> int:
+    """How often Slurm put a job back into the queue."""
+    return sum(job.last.restarts for job in views.jobs.values())
+
+
+def _count(name: str, measured: float, least: float | None, most: float | None, what: str) -> list[Violation]:
+    if least is not None and measured < least:
+        return [Violation(name, "run", f"{measured:g} {what}, expected at least {least:g}")]
+    if most is not None and measured > most:
+        return [Violation(name, "run", f"{measured:g} {what}, expected at most {most:g}")]
+    return []
+
+
+def _completed(views: Views) -> int:
+    return sum(job.last.state is JobState.COMPLETED for job in views.jobs.values())
+
+
+def max_restarts_per_job(views: Views, most: int) -> list[Violation]:
+    return [
+        Violation(
+            "max_restarts_per_job",
+            f"job {job.job_id}",
+            f"requeued {job.last.restarts} times, expected at most {most}",
+            None,
+            tuple(views.job_story(job.job_id)),
+        )
+        for job in views.jobs.values()
+        if job.last.restarts > most
+    ]
+
+
+def max_queue_wait(views: Views, most: float) -> list[Violation]:
+    return [
+        Violation(
+            "max_queue_wait",
+            f"job {job.job_id}",
+            f"waited {job.wait:.1f} s, expected at most {most:g} s",
+            job.last.start_time,
+            tuple(views.job_story(job.job_id)),
+        )
+        for job in views.jobs.values()
+        if job.wait is not None and job.wait > most
+    ]
+
+
+def max_prolog(views: Views, most: float) -> list[Violation]:
+    return [
+        Violation(
+            "max_prolog",
+            f"job {run.job_id}",
+            f"a granted prolog took {run.duration:.2f} s, expected at most {most:g} s",
+            run.at,
+            tuple(views.job_story(run.job_id)),
+        )
+        for run in views.history.of(HookRun)
+        if run.hook == "prolog" and run.verdict == "granted" and run.duration is not None and run.duration > most
+    ]
+
+
+def release_delays(views: Views) -> dict[str, float]:
+    """Session id -> seconds from the end of its attempt's job to its close (to the end of the run when still open)."""
+    delays = {}
+    for session in views.sessions.values():
+        if session.assigned_at is None or session.job_id not in views.jobs:
+            continue
+        ends = [
+            spell.last
+            for spell in views.jobs[session.job_id].spells(views.end)
+            if spell.state is JobState.RUNNING and session.attempt == (session.job_id, spell.restarts)
+        ]
+        if ends:
+            delays[session.id] = max(0.0, (session.closed_at or views.end) - max(ends))
+    return delays
+
+
+def max_release_delay(views: Views, most: float) -> list[Violation]:
+    return [
+        Violation(
+            "max_release_delay",
+            f"session {session_id}",
+            f"closed {delay:.1f} s after its job had ended, expected at most {most:g} s",
+            views.sessions[session_id].closed_at,
+            tuple(_with_job(views, views.sessions[session_id])),
+        )
+        for session_id, delay in release_delays(views).items()
+        if delay > most
+    ]
+
+
+def gpus_shared(views: Views) -> list[Violation]:
+    held: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for event in views.controller_events:
+        if isinstance(event, e.SessionAssigned):
+            for grant in event.grants:
+                holders = held[event.agent_id, grant.index]
+                holders.add(event.session_id)
+                if len(holders) > 1:
+                    return []
+        elif isinstance(event, e.SessionClosed):
+            for holders in held.values():
+                holders.discard(event.session_id)
+    return [Violation("gpus_shared", "run", "no GPU was ever shared by two slices")]
+
+
+Check = Callable[[Views], list[Violation]]
+
+
+def _asked_for(spec: CheckSpec) -> list[tuple[str, str, Check]]:
+    checks: list[tuple[str, str, Check]] = []
+    if spec.all_completed:
+        checks.append(("all_completed", "Every job ends COMPLETED", all_completed))
+    if spec.min_completed is not None:
+        title = f"At least {spec.min_completed} jobs end COMPLETED"
+        checks.append(
+            (
+                "min_completed",
+                title,
+                lambda v: _count("min_completed", _completed(v), spec.min_completed, None, "jobs completed"),
+            )
+        )
+    if spec.max_requeues is not None:
+        title = f"At most {spec.max_requeues} requeues"
+        checks.append(
+            ("max_requeues", title, lambda v: _count("max_requeues", requeues(v), None, spec.max_requeues, "requeues"))
+        )
+    if spec.min_requeues is not None:
+        title = f"At least {spec.min_requeues} requeues"
+        checks.append(
+            ("min_requeues", title, lambda v: _count("min_requeues", requeues(v), spec.min_requeues, None, "requeues"))
+        )
+    if spec.max_restarts_per_job is not None:
+        title = f"No job is requeued more than {spec.max_restarts_per_job} times"
+        checks.append(("max_restarts_per_job", title, partial(max_restarts_per_job, most=spec.max_restarts_per_job)))
+    if spec.max_queue_wait is not None:
+        title = f"No job waits longer than {spec.max_queue_wait:g} s"
+        checks.append(("max_queue_wait", title, partial(max_queue_wait, most=spec.max_queue_wait)))
+    if spec.max_prolog is not None:
+        title = f"No granted prolog takes longer than {spec.max_prolog:g} s"
+        checks.append(("max_prolog", title, partial(max_prolog, most=spec.max_prolog)))
+    if spec.max_release_delay is not None:
+        title = f"Sessions are closed within {spec.max_release_delay:g} s of their job's end"
+        checks.append(("max_release_delay", title, partial(max_release_delay, most=spec.max_release_delay)))
+    if spec.gpus_shared:
+        checks.append(("gpus_shared", "A GPU is shared by slices", gpus_shared))
+    return checks
+
+
+def run_checks(history: History | Views, scenario: Scenario) -> list[CheckResult]:
+    """All checks that apply to the scenario, in the order in which a report shows them."""
+    views = history if isinstance(history, Views) else Views(history)
+    gpu_count = sum(len(agent.gpus) for agent in views.agents.values())
+    checks: list[tuple[str, str, Check, str]] = [
+        ("no_overcommit", "No GPU is over-committed at any instant", no_overcommit, f"{gpu_count} GPUs"),
+        (
+            "no_session_left",
+            "No session is left when its job has ended",
+            no_session_left,
+            f"{len(views.sessions)} sessions",
+        ),
+        (
+            "no_job_without_session",
+            "No job runs without its session",
+            no_job_without_session,
+            f"{len(views.granted_jobs)} jobs with Juice",
+        ),
+        ("every_job_ends", "Every job ends", every_job_ends, f"{len(views.jobs)} jobs"),
+        ("sessions_exclusive", "One session per job at a time, one per idempotency key", sessions_exclusive, ""),
+        (
+            "nothing_acknowledged_lost",
+            "Nothing that was acknowledged is lost",
+            nothing_acknowledged_lost,
+            f"{len(views.controller_events)} events",
+        ),
+        ("ended_in_time", "The run ended within its time limit", ended_in_time, f"{scenario.time_limit:g} s allowed"),
+        ("expected_end_states", "Jobs end as their group expects", lambda v: expected_end_states(v, scenario), ""),
+    ]
+    if scenario.faults:
+        injected = (
+            len(history.of(FaultInjected)) if isinstance(history, History) else len(views.history.of(FaultInjected))
+        )
+        checks.append(
+            ("faults_injected", "Each fault took place", lambda v: faults_injected(v, scenario), f"{injected} injected")
+        )
+    checks += [(name, title, check, "") for name, title, check in _asked_for(scenario.checks)]
+    results = []
+    for name, title, check, found in checks:
+        violations = check(views)
+        results.append(CheckResult(name, title, tuple(violations[:MAX_VIOLATIONS]), len(violations), found))
+    return results

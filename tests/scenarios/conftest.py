@@ -1,0 +1,6 @@
+"""Makes `made_history` importable for the tests of this folder: with import mode importlib, pytest does not."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
