@@ -74,7 +74,9 @@ class Job:
     array_task_id: int | None = None
     het_job_id: int | None = None
     het_offset: int | None = None
-    juice: Mapping[str, str] = field(default_factory=dict)  # JUICE_POOL, JUICE_GPU_COUNT, JUICE_VRAM as the hooks get them
+    juice: Mapping[str, str] = field(
+        default_factory=dict
+    )  # JUICE_POOL, JUICE_GPU_COUNT, JUICE_VRAM as the hooks get them
     stdout: Path | None = None
     stderr: Path | None = None
 
@@ -90,6 +92,10 @@ class Finished:
 
 class SubmitError(Exception):
     """The job was refused at submit, as sbatch or srun would: `str(error)` is the text a user reads on stderr."""
+
+
+class CommandFailed(Exception):
+    """A command other than a submission failed, as scontrol, squeue or scancel would: slurmctld does not answer, ..."""
 
 
 class Slurm(ABC):
