@@ -1,0 +1,200 @@
+"""Where a job's processes run: on this host, or as a Ray task on a CPU node of a fake cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One command of a job on one node, in a process group of its own. `stdout` and `stderr` may be the same file.
+
+    `user_id` None: as whoever runs the simulation. `marker` is a file in which a remote runner leaves the process id.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    directory: str
+    stdin: str
+    stdout: str
+    stderr: str
+    node: str
+    cpus: int
+    marker: Path
+    user_id: int | None = None
+
+
+class Running(ABC):
+    """A task that runs or has run."""
+
+    @abstractmethod
+    def wait(self) -> tuple[int, int]:
+        """(exit code, signal) when all is over; one of them is 0."""
+
+    @abstractmethod
+    def kill(self, sig: int) -> None:
+        """A signal to the task's process group; nothing when it has ended."""
+
+
+class Runner(ABC):
+    """A kind of place for tasks."""
+
+    @abstractmethod
+    def start(self, task: Task) -> Running:
+        """Start a task. OSError when it cannot be started (no such program, no such directory)."""
+
+    def close(self) -> None:
+        """Give up what the runner holds itself; tasks must have ended."""
+        return
+
+
+def spawn(task: Task) -> subprocess.Popen[bytes]:
+    """Start the task's process here. Output files are made with the job user's rights when it runs as that user."""
+    same = task.stdout == task.stderr
+    with contextlib.ExitStack() as stack:
+        stdin = stack.enter_context(open(task.stdin, "rb"))
+        stdout = stack.enter_context(open(task.stdout, "ab"))
+        stderr = stdout if same else stack.enter_context(open(task.stderr, "ab"))
+        identity: dict[str, Any] = {}
+        if task.user_id is not None and task.user_id != os.getuid():
+            identity = {"user": task.user_id, "group": _group_of(task.user_id), "extra_groups": []}
+            for file in {task.stdout, task.stderr}:
+                if os.path.isfile(file):
+                    os.chown(file, identity["user"], identity["group"])
+        return subprocess.Popen(
+            list(task.argv),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(task.environment),
+            cwd=task.directory,
+            start_new_session=True,
+            **identity,
+        )
+
+
+def _group_of(user_id: int) -> int:
+    import pwd
+
+    try:
+        return pwd.getpwuid(user_id).pw_gid
+    except KeyError:
+        return user_id
+
+
+def _ending(status: int) -> tuple[int, int]:
+    return (status, 0) if status >= 0 else (0, -status)
+
+
+class _Local(Running):
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+
+    def wait(self) -> tuple[int, int]:
+        # Not reaped before the rest of its group is gone, and never while a kill is under way: until then its id
+        # cannot belong to anybody else.
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            return _ending(self._process.wait())
+
+    def kill(self, sig: int) -> None:
+        with self._lock:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, sig)
+
+
+class LocalRunner(Runner):
+    """Processes of this host, children of this process."""
+
+    def start(self, task: Task) -> Running:
+        return _Local(spawn(task))
+
+
+def run_in_ray(task: Task) -> tuple[int, int]:
+    """The body of the Ray task: run the command, leave its process id in the marker file, wait."""
+    process = spawn(task)
+    part = task.marker.with_suffix(".part")
+    part.write_text(f"{process.pid} {_start_time(process.pid)}")
+    part.rename(task.marker)
+    running = _Local(process)
+    try:
+        return running.wait()
+    except BaseException:
+        running.kill(signal.SIGKILL)
+        process.wait()
+        raise
+
+
+def _start_time(pid: int) -> str:
+    """When a process was started, in the kernel's ticks: with the id, it names one process for good."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+class _InRay(Running):
+    def __init__(self, task: Task, reference: Any) -> None:
+        self._task = task
+        self._reference = reference
+
+    def wait(self) -> tuple[int, int]:
+        import ray
+
+        try:
+            code, sig = ray.get(self._reference)
+        except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
+            return 0, int(signal.SIGKILL)
+        return code, sig
+
+    def kill(self, sig: int) -> None:
+        import ray
+
+        try:
+            pid, started = self._task.marker.read_text().split()
+            if _start_time(int(pid)) == started:
+                os.killpg(int(pid), sig)
+        except FileNotFoundError:
+            # Not started yet, or on a host whose processes cannot be seen from here.
+            ray.cancel(self._reference, force=True)
+        except ProcessLookupError:
+            return
+
+
+class RayRunner(Runner):
+    """Ray tasks on the CPU nodes of a cluster; `ray.init` is the caller's.
+
+    `resources(node)` names the custom resources that pin a task to the Ray node that stands for a Slurm node, e.g.
+    `{"slurm_node1": 0.001}`; the default asks for CPUs only. `cpus_per_task` None: as many Ray CPUs as the job has.
+    """
+
+    def __init__(
+        self, resources: Callable[[str], Mapping[str, float]] | None = None, cpus_per_task: float | None = None
+    ) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            raise RuntimeError("RayRunner needs a cluster: call ray.init first")
+        self._resources = resources or (lambda node: {})
+        self._cpus = cpus_per_task
+        # Once: each remote() call would export the function again.
+        self._remote = ray.remote(max_retries=0)(run_in_ray)
+
+    def start(self, task: Task) -> Running:
+        task.marker.unlink(missing_ok=True)
+        options = self._remote.options(
+            num_cpus=task.cpus if self._cpus is None else self._cpus,
+            resources=dict(self._resources(task.node)),
+            name=f"slurm {task.node} {Path(task.argv[0]).name}",
+        )
+        return _InRay(task, options.remote(task))
