@@ -1,0 +1,81 @@
+"""The `juice-sim` command. Each subcommand is a module beside this one, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+
+COMMANDS = {
+    "controller": "serve a simulated Juice Controller",
+    "agent": "run one simulated agent in the foreground",
+    "run": "run a scenario, check it, write a report",
+    "doctor": "say what this machine can run, and how to get what is missing",
+    "up": "start a sandbox: controller, agents, Slurm",
+    "down": "stop the sandbox",
+    "shell": "a shell in the sandbox",
+    "status": "pools, GPUs, sessions and jobs of the sandbox",
+    "logs": "the logs of the sandbox",
+    "hooks": "install and try the Slurm hooks",
+    "attach": "put controller and agents onto a running Ray cluster",
+    "detach": "take them off again",
+    "licenses": "export free capacity as Slurm licenses",
+    "image": "build the image of a Docker node",
+    "fuzz": "deterministic simulation with injected faults, many seeds",
+    "simulate": "run a scenario or a trace in virtual time",
+    "compare": "compare placement policies on a trace",
+    "plan": "how many agents a workload needs",
+}
+
+
+def available() -> dict[str, str]:
+    """Subcommand -> one line, for those whose module is here."""
+    return {
+        name: text for name, text in COMMANDS.items() if importlib.util.find_spec(f"{__package__}.{name}") is not None
+    }
+
+
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="juice-sim",
+        description="A simulated Juice (GPU-over-IP) service, and the fake clusters to test its Slurm hooks in.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="commands:\n" + "\n".join(f"  {name:<12}{text}" for name, text in available().items()),
+    )
+    parser.add_argument("--version", action="version", version=f"juice-sim {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in names:
+        importlib.import_module(f"{__package__}.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code (0 fine, 1 a check failed, 2 bad input, 130 interrupted)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    if chosen is not None and chosen not in available():
+        print(f"juice-sim: error: command {chosen!r} is unknown; accepted: {', '.join(available())}", file=sys.stderr)
+        return 2
+    parser = _parser([chosen] if chosen else [])
+    if chosen is None and not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    args = parser.parse_args(arguments)
+    try:
+        module = importlib.import_module(f"{__package__}.{args.command}")
+        return int(module.run(args))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
