@@ -1,0 +1,27 @@
+/* Text that comes from users: checked before use, and shown in messages that stay one line. */
+#ifndef JUICE_TEXT_H
+#define JUICE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Enough for TEXT_SHOWN bytes of which each is escaped, quotes, and the note about the length. */
+#define TEXT_QUOTED_SIZE 320
+#define TEXT_SHOWN 60
+
+/* True when `text` is UTF-8 (shortest forms, no surrogates). */
+bool text_is_utf8(const char *text);
+
+/* True when `text` is UTF-8 without control characters and line separators. */
+bool text_is_printable(const char *text);
+
+/*
+ * Writes `text` in double quotes; control characters and bytes that are no UTF-8 as \xNN; only the first TEXT_SHOWN
+ * bytes, followed by the whole length. Returns `buffer`.
+ */
+const char *text_quote(const char *text, char buffer[TEXT_QUOTED_SIZE]);
+
+/* Replaces what would break a line or move a terminal's cursor by '?'. `text` must be UTF-8. */
+void text_flatten(char *text);
+
+#endif
