@@ -82,7 +82,11 @@ def cases() -> list[dict[str, Any]]:
     add("granted, UTF-8 names", sealed(plaintext(utf8)), utf8)
     add("granted, a value with '=' in it", sealed(plaintext(dict(GRANTED, pool="a=b=c"))), dict(GRANTED, pool="a=b=c"))
     add("granted, empty GPU names", sealed(plaintext(dict(GRANTED, gpu_names=""))), dict(GRANTED, gpu_names=""))
-    add("granted, with a record of a later version", sealed(plaintext(dict(GRANTED, later="x"))), dict(GRANTED, later="x"))
+    add(
+        "granted, with a record of a later version",
+        sealed(plaintext(dict(GRANTED, later="x"))),
+        dict(GRANTED, later="x"),
+    )
     add("denied", sealed(plaintext(DENIED)), DENIED)
     add("denied, UTF-8 reason", sealed(plaintext(dict(DENIED, reason="pool \u201ed\u00e9d\u00e9\u201c"))),
         dict(DENIED, reason="pool \u201ed\u00e9d\u00e9\u201c"))  # fmt: skip
@@ -129,7 +133,11 @@ def cases() -> list[dict[str, Any]]:
     add("denied without a reason", sealed(plaintext({k: v for k, v in DENIED.items() if k != "reason"})), "malformed")
     for name in GRANTED:
         if name != "verdict":
-            add(f"granted without {name}", sealed(plaintext({k: v for k, v in GRANTED.items() if k != name})), "malformed")
+            add(
+                f"granted without {name}",
+                sealed(plaintext({k: v for k, v in GRANTED.items() if k != name})),
+                "malformed",
+            )
     return found
 
 
