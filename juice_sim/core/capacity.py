@@ -8,7 +8,7 @@ first needed; all of this is derived from agents and sessions and never stored.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from .model import Agent, Gpu, GpuGrant
@@ -44,31 +44,31 @@ class Capacity:
         self.schedulable = True
         self.places: dict[View, int] = {}  # leaf of this agent in each view that holds it
 
-    def take(self, grants: Iterable[GpuGrant]) -> None:
+    def take(self, grants: Sequence[GpuGrant]) -> None:
         """Book the grants of one session."""
-        for grant in grants:
-            place = self.at_index[grant.index]
+        places = [self.at_index[grant.index] for grant in grants]
+        for place, grant in zip(places, grants, strict=True):
             self.free[place] -= grant.vram
             if not self.holders[place]:
                 self.idle -= 1
             self.holders[place] += 1
-        self._changed()
+        self._changed(places)
 
-    def give_back(self, grants: Iterable[GpuGrant]) -> None:
+    def give_back(self, grants: Sequence[GpuGrant]) -> None:
         """Undo `take`."""
-        for grant in grants:
-            place = self.at_index[grant.index]
+        places = [self.at_index[grant.index] for grant in grants]
+        for place, grant in zip(places, grants, strict=True):
             self.free[place] += grant.vram
             self.holders[place] -= 1
             if not self.holders[place]:
                 self.idle += 1
-        self._changed()
+        self._changed(places)
 
     def set_schedulable(self, schedulable: bool) -> None:
         """An agent that is not schedulable stays in the index with nothing to offer."""
         if schedulable != self.schedulable:
             self.schedulable = schedulable
-            self._changed()
+            self._changed(range(len(self.free)))
 
     def offer(self, buses: tuple[str, ...]) -> tuple[int, int]:
         """(largest slice, number of idle GPUs) on offer to a session that wants the GPUs at `buses` among its own.
@@ -86,10 +86,10 @@ class Capacity:
         free = max(self.free[place] for place in places)
         return free, 0 if any(self.holders[place] for place in places) else self.idle
 
-    def _changed(self) -> None:
+    def _changed(self, places: Sequence[int]) -> None:
         self.largest_free = max(self.free, default=-1)
         for view, leaf in self.places.items():
-            view.update(leaf, self)
+            view.update(leaf, self, places)
 
 
 class View:
@@ -116,7 +116,7 @@ class View:
         leaf = len(self._leaves)
         self._leaves.append(capacity)
         capacity.places[self] = leaf
-        self.update(leaf, capacity)
+        self.update(leaf, capacity, range(len(capacity.free)))
 
     def remove(self, capacity: Capacity) -> None:
         """Take an agent out. Its leaf is reused at the next growth."""
@@ -128,16 +128,16 @@ class View:
             for place in range(len(capacity.free)):
                 self._sizes.discard((capacity.order, place))
 
-    def update(self, leaf: int, capacity: Capacity) -> None:
-        """The capacity of the agent at `leaf` has changed."""
+    def update(self, leaf: int, capacity: Capacity, places: Sequence[int]) -> None:
+        """What is free on the GPUs at `places` of the agent at `leaf` has changed."""
         largest, idle = capacity.offer(self.buses)
         self._set(leaf, largest, idle)
         if self._sizes is not None and self._counts is not None:
             self._counts.set((capacity.order, 0), idle, leaf)
             offered = {capacity.at_bus.get(bus, -1) for bus in self.buses}
-            for place, free in enumerate(capacity.free):
-                on_offer = capacity.schedulable and (not self.buses or place in offered)
-                self._sizes.set((capacity.order, place), free if on_offer else -1, leaf)
+            for place in places:
+                on_offer = largest >= 0 and (not self.buses or place in offered)
+                self._sizes.set((capacity.order, place), capacity.free[place] if on_offer else -1, leaf)
 
     @property
     def largest_slice(self) -> int:
@@ -177,7 +177,12 @@ class View:
         """Assert that the leaf of this agent and all above it are right."""
         node = leaf + self._size
         assert self._leaves[leaf] is capacity
-        assert (self._slices[node], self._idle[node]) == capacity.offer(self.buses), "a leaf is stale"
+        largest, idle = capacity.offer(self.buses)
+        assert (self._slices[node], self._idle[node]) == (largest, idle), "a leaf is stale"
+        if self._sizes is not None and self._counts is not None:
+            sizes = [self._sizes.size_of((capacity.order, place)) for place in range(len(capacity.free))]
+            assert max(sizes) == largest, "the sizes are stale"
+            assert self._counts.size_of((capacity.order, 0)) == idle, "the counts are stale"
         while node > 1:
             node >>= 1
             for tree in (self._slices, self._idle):
@@ -220,7 +225,7 @@ class View:
             leaf = len(self._leaves)
             self._leaves.append(capacity)
             capacity.places[self] = leaf
-            self.update(leaf, capacity)
+            self.update(leaf, capacity, range(len(capacity.free)))
 
 
 Item = tuple[int, int]  # (order of the agent, place of the GPU)
@@ -255,6 +260,10 @@ class SizeIndex:
         if len(heap) > 2 * self._counts[size] + 16:
             heap[:] = [(item, leaf) for item, leaf in set(heap) if self._size_of.get(item) == size]
             heapify(heap)
+
+    def size_of(self, item: Item) -> int:
+        """The size under which the item is filed. KeyError when it is not there."""
+        return self._size_of[item]
 
     def discard(self, item: Item) -> None:
         """Forget the item; no error when it is not there."""

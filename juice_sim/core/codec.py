@@ -179,7 +179,7 @@ def decode_node_type(data: Json) -> NodeType:
 
 def encode_pool(pool: Pool) -> Json:
     """One pool with its users' permissions, sorted."""
-    permissions = {user: sorted(held) for user, held in sorted(pool.permissions.items())}
+    permissions = {user: sorted(one.value for one in held) for user, held in sorted(pool.permissions.items())}
     return {"id": pool.id, "name": pool.name, "permissions": permissions}
 
 

@@ -18,7 +18,7 @@ from .commands import (
 from .errors import Kind, Refused
 from .model import Permission, Pool, Token
 from .permissions import Principal, require, require_admin
-from .scheduling import pools_opened
+from .scheduling import pool_closed_to_user, pools_opened
 from .turn import Turn, found
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -72,6 +72,7 @@ def revoke_permission(turn: Turn, command: RevokePermission) -> None:
     pool = _pool_to_administer(turn, command.permission, command.user_id, command.pool_id)
     if command.permission in pool.permissions.get(command.user_id, set()):
         turn.emit(ev.PermissionRevoked(turn.now, command.permission, command.user_id, pool.id))
+        pool_closed_to_user(turn, pool)
 
 
 def create_token(turn: Turn, command: CreateToken) -> Token:

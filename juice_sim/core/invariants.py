@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from .events import Event
 from .model import AgentState, SessionState
-from .placement import need_of, place
+from .placement import need_of, place, place_rest
 from .state import State
 
 HOLDING = (SessionState.ASSIGNED, SessionState.ACTIVE, SessionState.CANCELING)
@@ -133,6 +133,7 @@ def _check_queue(state: State) -> None:
                 head = min(state.shapes_for(pool), key=lambda one: one.head)
                 if head is not shape:
                     continue
-            if place(state.policy(pool), state.view(pool, shape), shape.need) is not None:
+            view = state.view(pool, shape)
+            if place(state.policy(pool), view, shape.need) or place_rest(view, shape.need):
                 waiting = shape.sessions[shape.head]
                 raise _broken(state, waiting, f"waits although pool {pool.name!r} has room")

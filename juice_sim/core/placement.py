@@ -113,15 +113,20 @@ def policy_named(name: str) -> Policy:
 
 
 def place(policy: Policy, view: View, need: Need) -> Placement | None:
-    """Place a session on the best agent of the view, or None when none has room now."""
+    """Place a session on the best agent of the view, with all that it asks for; None when none has room now."""
     if not need.vram:
         capacity = policy.whole(view, need)
         return None if capacity is None else Placement(capacity, _whole_grants(capacity, need))
     found = policy.slice(view, need)
     if found is not None:
         return Placement(found[0], (_slice_grant(found[0], found[1], need.vram),))
+    return None
+
+
+def place_rest(view: View, need: Need) -> Placement | None:
+    """Place a slice on the GPU with the largest rest when that is enough; for when no GPU anywhere has all of it."""
     rest = view.largest_slice
-    if rest < need.floor:
+    if not need.vram or rest < need.floor:
         return None
     capacity = view.first_with_slice(rest)
     assert capacity is not None

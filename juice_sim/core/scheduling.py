@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from . import events as ev
 from .model import Pool
-from .placement import Placement, place, place_on
+from .placement import Placement, place, place_on, place_rest
 from .turn import Turn
 from .waiting import Shape, ShapeKey
 
@@ -72,23 +72,35 @@ def pools_opened(turn: Turn, user_id: str) -> None:
             blocked.add(shape.key)
 
 
+def pool_closed_to_user(turn: Turn, pool: Pool) -> None:
+    """A user may not use the pool any more: where nobody may pass, somebody else may now be first in its line."""
+    if turn.state.is_strict(pool):
+        _serve_in_order(turn, pool)
+
+
 def _place_head(turn: Turn, shape: Shape) -> bool:
     """Assign the first session of the shape in the first pool that has room and in which it is its turn."""
-    state = turn.state
-    for pool in state.pools_of(shape):
-        if state.is_strict(pool) and _head(turn, pool) is not shape:
-            continue
-        placement = place(state.policy(pool), state.view(pool, shape), shape.need)
+    state, need = turn.state, shape.need
+    pools = [p for p in state.pools_of(shape) if not state.is_strict(p) or _head(turn, p) is shape]
+    for pool in pools:
+        placement = place(state.policy(pool), state.view(pool, shape), need)
         if placement is not None:
             _assign(turn, shape, placement)
             return True
+    if need.floor < need.vram:  # no GPU in any of the pools has all of it
+        for pool in pools:
+            placement = place_rest(state.view(pool, shape), need)
+            if placement is not None:
+                _assign(turn, shape, placement)
+                return True
     return False
 
 
 def _serve_in_order(turn: Turn, pool: Pool) -> None:
     state = turn.state
     while (shape := _head(turn, pool)) is not None:
-        placement = place(state.policy(pool), state.view(pool, shape), shape.need)
+        view = state.view(pool, shape)
+        placement = place(state.policy(pool), view, shape.need) or place_rest(view, shape.need)
         if placement is None:
             return
         _assign(turn, shape, placement)

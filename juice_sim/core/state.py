@@ -19,7 +19,7 @@ from .settings import STRICT_FIFO, Settings
 from .waiting import Pairs, Shape, ViewKey, Waiting, pairs
 
 Profile = tuple[str, Pairs, Pairs, tuple[tuple[int, str], ...]]  # pool, labels, taints, GPUs
-VIEWS_PER_POOL = 128  # an index per kind of selector; beyond this the oldest is dropped and made again when needed
+VIEWS_PER_POOL = 32  # an index per kind of selector; beyond this the one unused for longest is dropped
 
 
 class State:
@@ -100,7 +100,10 @@ class State:
         """The index of the pool's agents that sessions of this shape accept; made when first needed."""
         views = self._views.setdefault(pool.id, {})
         view = views.get(shape.view_key)
-        if view is None:
+        if view is not None:
+            if len(views) > 1:
+                views[shape.view_key] = views.pop(shape.view_key)  # used last
+        else:
             if len(views) >= VIEWS_PER_POOL:
                 dropped = views.pop(next(iter(views)))
                 for capacity in list(dropped.agents()):
