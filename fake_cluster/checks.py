@@ -271,8 +271,9 @@ def nothing_acknowledged_lost(views: Views) -> list[Violation]:
     for compared in views.history.of(LogCompared):
         for difference in compared.differences:
             violations.append(Violation("nothing_acknowledged_lost", "run", difference, compared.at))
+    known = {session_id[:8] for session_id in views.sessions}  # hooks log the beginning only: ids are secrets
     for run in views.history.of(HookRun):
-        if run.session_id and run.session_id not in views.sessions:
+        if run.session_id and run.session_id[:8] not in known:
             message = (
                 f"the {run.hook} of job {run.job_id} was given session {run.session_id}, which the log does not have"
             )

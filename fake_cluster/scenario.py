@@ -60,6 +60,7 @@ class HooksSpec:
     wait: float = 20.0
     session_file_wait: float = 10.0
     reconcile_every: float = 10.0
+    reconcile_grace: float = 15.0
     settings: Mapping[str, str] = field(default_factory=dict)
 
 

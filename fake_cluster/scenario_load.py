@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from juice_sim.quirks import parse as parse_quirks
 from juice_sim.gpu_profiles import profile_named
 
 from juice_sim import resources
@@ -95,6 +96,7 @@ def _build(value: dict[str, Any], reading: Reading, text: str, folder: Path) -> 
                 accepted=f"at most slurm.cpus_per_node ({slurm.cpus_per_node})",
             )
     controller: ControllerSpec = value.get("controller", ControllerSpec())
+    _quirks(controller, reading)
     hooks: HooksSpec = value.get("hooks", HooksSpec())
     _check_settings(hooks.settings, reading)
     faults = [
@@ -117,6 +119,17 @@ def _build(value: dict[str, Any], reading: Reading, text: str, folder: Path) -> 
         text=text,
         source=reading.source,
     )
+
+
+def _quirks(controller: ControllerSpec, reading: Reading) -> None:
+    chosen = _parsed(parse_quirks, ",".join(controller.quirks), "controller.quirks", reading)
+    if "no-extensions" in chosen:
+        raise reading.error(
+            None,
+            "controller.quirks",
+            "a run follows the controller's event stream, which is an extension",
+            accepted="the quirk -no-extensions beside open-source",
+        )
 
 
 def _distinct(names: list[str], section: str, reading: Reading) -> None:

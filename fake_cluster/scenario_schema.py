@@ -104,6 +104,12 @@ HOOKS = Section(
         Key("wait", Duration(0, 600), "JUICE_WAIT: how long the prolog waits for an active session.", default="20"),
         Key("session_file_wait", Duration(0, 600), "How long the node waits for the session file.", default="10"),
         Key(
+            "reconcile_grace",
+            Duration(1, 3600),
+            "How old a start of a job must be before `reconcile` judges it by the queue (300 on a real cluster).",
+            default="15",
+        ),
+        Key(
             "reconcile_every", Duration(0, 3600), "Interval of the `reconcile` timer; 0: only at the end.", default="10"
         ),
         Key(

@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from .scenario import Component, JobGroup, Scenario
 
@@ -27,7 +26,6 @@ class Submission:
     env: Mapping[str, str] = field(default_factory=dict)
     tasks: int = 1
     interactive: bool = False
-    cwd: Path | None = None
 
 
 def array_size(text: str) -> int:
@@ -118,7 +116,6 @@ def _submission(group: JobGroup, index: int, at: float, run_time: float) -> Subm
         options += juice_options(group.ask)
     else:
         script = written_script(group)
-    cwd = group.script_path.parent if group.script_path is not None else None
     options += group.options
     tasks = script_tasks(script, group.array)
-    return Submission(at, group.name, index, run_time, script, (), options, env, tasks, False, cwd)
+    return Submission(at, group.name, index, run_time, script, (), options, env, tasks)
