@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 const struct option_text option_texts[OPTION_COUNT] = {
 	[OPTION_POOL] = {"juice-pool", "JUICE_POOL", "NAME",
@@ -115,8 +114,8 @@ static const char *read_strict(const char *text, char *canonical, const char **a
 
 	*accepted = STRICT_ACCEPTED;
 	for (size_t i = 0; i < 4; i++) {
-		if (strcasecmp(text, yes[i]) == 0 || strcasecmp(text, no[i]) == 0) {
-			strcpy(canonical, strcasecmp(text, yes[i]) == 0 ? "1" : "0"); /* NOLINT: see above */
+		if (text_same(text, yes[i]) || text_same(text, no[i])) {
+			strcpy(canonical, text_same(text, yes[i]) ? "1" : "0"); /* NOLINT: see above */
 			return NULL;
 		}
 	}

@@ -1,6 +1,7 @@
 #include "slurm_conf.h"
 
-#include <ctype.h>
+#include "text.h"
+
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,12 +34,14 @@ static void cut_comment(char *line)
 static void take_pairs(const char *line, struct slurm_conf *conf)
 {
 	while (*line != '\0') {
-		const char *key, *value;
+		const char *value;
+		char key[16] = "";
 		size_t key_length, length;
 
 		line += strspn(line, " \t\r\n");
-		key = line;
 		key_length = strcspn(line, "= \t\r\n");
+		if (key_length < sizeof key)
+			memcpy(key, line, key_length);
 		line += key_length;
 		line += strspn(line, " \t");
 		if (*line != '=')
@@ -54,9 +57,9 @@ static void take_pairs(const char *line, struct slurm_conf *conf)
 			length = strcspn(line, " \t\r\n");
 			line += length;
 		}
-		if (key_length == strlen("ClusterName") && strncasecmp(key, "ClusterName", key_length) == 0)
+		if (text_same(key, "ClusterName"))
 			keep(conf->cluster, value, length);
-		else if (key_length == strlen("SlurmUser") && strncasecmp(key, "SlurmUser", key_length) == 0)
+		else if (text_same(key, "SlurmUser"))
 			keep(conf->user, value, length);
 	}
 }
@@ -108,6 +111,6 @@ bool slurm_conf_read(const char *path, struct slurm_conf *conf)
 	if (!read_file(path, conf, 0))
 		return false;
 	for (char *c = conf->cluster; *c != '\0'; c++)
-		*c = (char)tolower((unsigned char)*c);
+		*c = text_lower(*c);
 	return conf->cluster[0] != '\0';
 }

@@ -111,3 +111,20 @@ void text_flatten(char *text)
 		text += length ? length : 1;
 	}
 }
+
+char text_lower(char c)
+{
+	static const char upper[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", lower[] = "abcdefghijklmnopqrstuvwxyz";
+	const char *at = c != '\0' ? strchr(upper, c) : NULL;
+
+	return at != NULL ? lower[at - upper] : c;
+}
+
+bool text_same(const char *a, const char *b)
+{
+	while (*a != '\0' && text_lower(*a) == text_lower(*b)) {
+		a++;
+		b++;
+	}
+	return text_lower(*a) == text_lower(*b);
+}

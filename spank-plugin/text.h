@@ -21,6 +21,12 @@ bool text_is_printable(const char *text);
  */
 const char *text_quote(const char *text, char buffer[TEXT_QUOTED_SIZE]);
 
+/* A-Z in lower case, whatever the locale. */
+char text_lower(char c);
+
+/* True when both are the same but for the case of A-Z. strcasecmp() follows the locale, and in a Turkish one I is not i. */
+bool text_same(const char *a, const char *b);
+
 /* Replaces what would break a line or move a terminal's cursor by '?'. `text` must be UTF-8. */
 void text_flatten(char *text);
 

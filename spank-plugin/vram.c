@@ -1,10 +1,11 @@
 #include "vram.h"
 
+#include "text.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 static const struct unit {
 	const char *suffix;
@@ -52,7 +53,7 @@ static uint64_t unit_of(const char *suffix)
 	if (*suffix == '\0')
 		suffix = "GiB";
 	for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-		if (strcasecmp(suffix, units[i].suffix) == 0)
+		if (text_same(suffix, units[i].suffix))
 			return units[i].bytes;
 	}
 	return 0;
