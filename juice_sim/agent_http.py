@@ -1,5 +1,6 @@
-"""The HTTP side of agents: `GET /health`, `/v1/status`, `/metrics`, `GET|DELETE /v1/session/{id}` and the connection of a
-client to its session, which is taken over: no HTTP answer, then lines of JSON for as long as the socket is open.
+"""The HTTP side of agents: a small server whose connections can be taken over.
+
+A client that connects to its session gets no HTTP answer; from then on the connection is the GPU protocol's.
 
 A server of our own, because the connection is handed over right behind the request: what the client has already sent
 after it must not be lost in a parser's buffer. HTTP/1.1 with Content-Length, nothing more.

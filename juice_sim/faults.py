@@ -1,7 +1,7 @@
 """Faults on demand: rules, matched against each request in order, that delay, refuse, drop or garble it.
 
-The rules are those of docs/contracts.md, section 5. `Faults` decides; the middleware carries out. Nothing here touches the
-controller: a fault before the effect never reaches it, one after the effect only spoils the answer.
+The rules are those of docs/contracts.md, section 5. `Faults` decides; the middleware carries out. Nothing here touches
+the controller: a fault before the effect never reaches it, one after the effect only spoils the answer.
 """
 
 from __future__ import annotations

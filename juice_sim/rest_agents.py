@@ -1,8 +1,8 @@
 """Agents: `POST /v1/register/agent`, `GET|PUT /v1/agent/{id}`, `GET /v1/agents`.
 
 Extension: `?wait=SECONDS` on GET and PUT of an agent answers with the agent as soon as there is something for it to
-do (a session to start or to cancel), or when the time is over. `ETag` numbers the controller's last word to the agent; with
-`seen=NUMBER` the wait ends only at something newer. A real agent just polls.
+do (a session to start or to cancel), or when the time is over. `ETag` numbers the controller's last word to the agent;
+with `seen=NUMBER` the wait ends only at something newer. A real agent just polls.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ async def get(request: web.Request) -> web.Response:
     api = api_of(request)
     agent = visible_agent(api, request.match_info["id"], caller(request))
     wait = query_seconds(request, "wait")
-    if wait:
+    if "wait" in request.query:
+        api.service.end_waits(agent.id)  # a newer request of the agent ends an older wait
+    if wait and "no-extensions" not in api.quirks:
         return await _when_there_is_something(request, api, agent, wait)
-    return as_json(agent_object(api, agent), {"ETag": _etag(api, agent.id)})
+    headers = {"ETag": _etag(api, agent.id)} if "no-extensions" not in api.quirks else None
+    return as_json(agent_object(api, agent), headers)
 
 
 async def update(request: web.Request) -> web.Response:
@@ -144,7 +147,8 @@ async def _when_there_is_something(request: web.Request, api: Api, agent: Agent,
         current = service.reader.agent(agent.id)
         if ready or left <= 0 or current.state is AgentState.CLOSED or service.stopping:
             break
-        await service.agent_changes(agent.id, left)
+        if await service.agent_changes(agent.id, left):
+            end = 0.0
     return as_json(agent_object(api, current), {"ETag": _etag(api, agent.id)})
 
 

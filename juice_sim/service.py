@@ -71,14 +71,14 @@ class Service:
         self._since_snapshot = 0
         self._compacting: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
-        self._watched_agents: dict[str, set[asyncio.Future[None]]] = {}
-        self._watched_sessions: dict[str, set[asyncio.Future[None]]] = {}
+        self._watched_agents: dict[str, set[asyncio.Future[bool]]] = {}
+        self._watched_sessions: dict[str, set[asyncio.Future[bool]]] = {}
         self._listeners: list[Callable[[Record, ev.Event], None]] = []
         self._unpublished: deque[ev.Event] = deque()
         self._last_words: dict[str, int] = {}
         self.stopping = False
         self.recent: deque[Record] = deque(maxlen=RECENT)
-        self._stream_waiters: set[asyncio.Future[None]] = set()
+        self._stream_waiters: set[asyncio.Future[bool]] = set()
         self.started_at = clock()
         self.secret = store.setting("token_secret", _random_secret)
         self.reader = self._load()
@@ -290,9 +290,15 @@ class Service:
         """Number of the latest event that is news to the agent; after a restart, of the latest event then."""
         return self._last_words.get(agent_id, self._loaded_seq)
 
-    async def agent_changes(self, agent_id: str, seconds: float) -> None:
-        """Return when a session of the agent (or the agent) changes, or the time is over."""
-        await self._watch(self._watched_agents.setdefault(agent_id, set()), seconds)
+    async def agent_changes(self, agent_id: str, seconds: float) -> bool:
+        """Return when there is news for the agent, or the time is over; True when the wait was ended by `end_waits`."""
+        return await self._watch(self._watched_agents.setdefault(agent_id, set()), seconds)
+
+    def end_waits(self, agent_id: str) -> None:
+        """End the waits of `agent_changes` for this agent."""
+        for future in self._watched_agents.pop(agent_id, ()):
+            if not future.done():
+                future.set_result(True)
 
     async def session_changes(self, session_id: str, seconds: float) -> None:
         """Return when the session changes, or the time is over."""
@@ -302,12 +308,13 @@ class Service:
         """Return when any event is published, or the time is over."""
         await self._watch(self._stream_waiters, seconds)
 
-    async def _watch(self, waiters: set[asyncio.Future[None]], seconds: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _watch(self, waiters: set[asyncio.Future[bool]], seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
         waiters.add(future)
-        timer = asyncio.get_running_loop().call_later(seconds, _finish, future)
+        timer = loop.call_later(seconds, _finish, future)
         try:
-            await future
+            return await future
         finally:
             timer.cancel()
             waiters.discard(future)
@@ -381,9 +388,9 @@ def fold(store: EventStore, settings: Settings, new_id: Callable[[], str]) -> Fo
     return folded
 
 
-def _finish(future: asyncio.Future[None]) -> None:
+def _finish(future: asyncio.Future[bool]) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(False)
 
 
 def _wake(waiters: Any) -> None:
