@@ -24,9 +24,9 @@ from .autoscaling_config import (
     PREDEFINED_RESOURCES,
     ConfigError,
     autoscaling_config,
+    completed,
     merge_config,
     read_autoscaling_config,
-    validate_autoscaling_config,
     write_config,
 )
 from .cluster_status import ClusterStatus, NodeStatus, autoscaler_errors, read_status
@@ -86,13 +86,9 @@ class AutoscalingCluster:
     @classmethod
     def from_config(cls, config: str | Path | Mapping[str, Any], autoscaler_v2: bool = False) -> AutoscalingCluster:
         """A cluster as a complete configuration (a file or its content, e.g. example.yaml) describes it."""
-        if isinstance(config, (str, Path)):
-            complete = read_autoscaling_config(Path(config))
-        else:
-            validate_autoscaling_config(config)
-            complete = merge_config(config, {})
+        is_file = isinstance(config, (str, Path))
         cluster = cls.__new__(cls)
-        cluster._set_up(complete, autoscaler_v2)
+        cluster._set_up(read_autoscaling_config(Path(config)) if is_file else completed(config), autoscaler_v2)
         return cluster
 
     def _set_up(self, config: dict[str, Any], autoscaler_v2: bool) -> None:
@@ -252,8 +248,7 @@ class AutoscalingCluster:
         Merged key by key at any depth: `update_config(available_node_types={"gpu": {"max_workers": 3}})` leaves all
         else as it is; None takes a key (e.g. a node type) away. A configuration that would not work raises
         ConfigError and changes nothing."""
-        config = merge_config(merge_config(self._config, changes or {}), more)
-        validate_autoscaling_config(config)
+        config = completed(merge_config(merge_config(self._config, changes or {}), more))
         self._config = config
         if self._tree is not None:
             write_config(self.config_file, config)

@@ -120,8 +120,19 @@ def autoscaling_config(
     for spec in config["available_node_types"].values():
         if isinstance(spec, dict):
             spec.setdefault("node_config", {})
+    return completed(config)
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with the node types' `min_workers` and `max_workers` filled in: left out, they are 0 and all that there
+    may be. Ray fills them in on `ray up` only; without them its v1 autoscaler starts no such node. Raises ConfigError.
+    """
     validate_autoscaling_config(config)
-    return config
+    full = copy.deepcopy(dict(config))
+    for name, spec in full["available_node_types"].items():
+        spec.setdefault("min_workers", 0)
+        spec.setdefault("max_workers", 0 if name == full["head_node_type"] else full["max_workers"])
+    return full
 
 
 def read_autoscaling_config(path: Path) -> dict[str, Any]:
@@ -133,10 +144,9 @@ def read_autoscaling_config(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(str(path), "is not YAML: " + " ".join(str(error).split())) from error
     try:
-        validate_autoscaling_config(config)
+        return completed(config)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.key}", str(error).removeprefix(f"{error.key}: ")) from error
-    return dict(config)
 
 
 def merge_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
