@@ -117,9 +117,11 @@ class Daemons:
         if self.wait(pid, timeout_s) is None:
             raise TimeoutError(f"process {pid} still runs {timeout_s:.0f} s after signal {int(sig)}")
 
-    def kill_marked(self, name: str, value: str) -> list[int]:
-        """Kill the descendants whose environment holds name=value, with all that descends from them."""
-        return list(self._ask("kill_marked", variable=f"{name}={value}")["killed"])
+    def kill_marked(self, variables: Mapping[str, str], directory: Path) -> list[int]:
+        """Kill the descendants whose environment holds one of the variables or that have a unix socket below the
+        directory, with all that descends from them; returns their ids."""
+        marks = [f"{name}={value}" for name, value in variables.items()]
+        return list(self._ask("kill_marked", variables=marks, directory=str(directory))["killed"])
 
     def descendants(self) -> list[int]:
         """Ids of all living processes that were started here or descend from them."""

@@ -26,10 +26,15 @@ from .slurm_binaries import SlurmBinaries, SlurmNotFound, find_slurm
 from .slurm_conf import Layout, check_settings, node_names, write_configuration
 from .slurm_parse import parse_jobs, parse_node_states
 
-NODE_VARIABLE = "JUICE_SIM_NODE"  # marks what belongs to one node: its slurmd and the slurmstepds that it starts
+NODE_VARIABLE = "JUICE_SIM_NODE"  # marks a node's slurmd
 COMMAND_TIMEOUT_S = 120.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TAKES_JOBS = ("idle", "mixed", "allocated", "completing")
+# Said at each start of a healthy Slurm that has no saved state, no PMIx and one host for all of its nodes.
+NORMAL_COMPLAINTS = re.compile(
+    r"Could not open \S+ state file|Trying backup state save file|pmix|hwloc_topo_load|Unauthorized credential",
+    re.IGNORECASE,
+)
 User = tuple[int, int, list[int]]
 
 
@@ -160,6 +165,8 @@ class RealSlurm(Slurm):
         for path in (layout.munge_key.parent, *private, layout.bin, layout.work):
             path.mkdir(exist_ok=True)
             path.chmod(0o755)
+        for name in node_names(self.settings):
+            (layout.spool / name).mkdir(exist_ok=True)
         layout.work.chmod(0o1777)
         user = self._slurm_user()
         if os.geteuid() == 0 and user.pw_uid != 0:
@@ -172,11 +179,16 @@ class RealSlurm(Slurm):
             link.unlink()
         self._links = self.binaries.link_daemons(layout.bin)
         self._ports = Ports(1 + self.settings.nodes)
+        self._write_configuration()
+
+    def _write_configuration(self) -> None:
+        assert self._ports is not None
         write_configuration(
             self.settings,
-            layout,
+            self.layout,
             hostname=socket.gethostname().split(".")[0],
-            user=user.pw_name,
+            user=self._slurm_user().pw_name,
+            slurmd_user=pwd.getpwuid(os.geteuid()).pw_name,
             ports=self._ports.numbers,
             version=self.binaries.version,
             plugin_dir=self.binaries.plugin_dir,
@@ -237,18 +249,21 @@ class RealSlurm(Slurm):
         while not holds():
             for name, pid in self._pids.items():
                 if (code := self.daemons.returncode(pid)) is not None and not holds():
-                    raise TimeoutError(f"waited until {what}, but {name} ended with code {code}:\n{self._errors()}")
+                    raise TimeoutError(f"waited until {what}, but {name} ended with code {code}:\n{self._errors(name)}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout_s:.0f} s in vain until {what}:\n{self._errors()}")
             time.sleep(0.02)
 
-    def _errors(self, lines: int = 15) -> str:
-        """What the daemons complained of: error lines of each log, else its end."""
-        parts = []
+    def _errors(self, daemon: str = "", lines: int = 15) -> str:
+        """What one daemon, or all, complained of: error lines of each log, else its end."""
+        parts: list[str] = []
         for name, text in self.logs().items():
-            bad = [line for line in text.splitlines() if re.search(r"error|fatal", line, re.IGNORECASE)]
-            shown = (bad or text.splitlines())[-lines:]
-            if shown:
+            if name not in (f"{daemon}.log", f"slurmd-{daemon}.log", f"{daemon}.out") and daemon:
+                continue
+            said = [line for line in text.splitlines() if not NORMAL_COMPLAINTS.search(line)]
+            shown = ([line for line in said if re.search(r"error|fatal", line, re.IGNORECASE)] or said)[-lines:]
+            # A daemon in the foreground prints what it logs; once is enough.
+            if shown and not (name.endswith(".out") and parts):
                 parts.append(f"--- {name}\n" + "\n".join(shown))
         return "\n".join(parts)
 
@@ -448,8 +463,10 @@ class RealSlurm(Slurm):
         """Kill the node's slurmd, its slurmstepds and all of their processes. slurmctld notices after SlurmdTimeout
         (15 s unless `extra_conf` sets another), or as soon as it tries to reach the node."""
         self._known_node(name)
-        self.daemons.kill_marked(NODE_VARIABLE, self._node_mark(name))
-        self.daemons.kill_marked("SLURMD_NODENAME", name)  # what a job detached from its slurmstepd
+        # slurmd by its variable; a slurmstepd, whose title may have overwritten its environment, by its socket; what a
+        # job detached from its slurmstepd by the name that Slurm gives it.
+        marks = {NODE_VARIABLE: self._node_mark(name), "SLURMD_NODENAME": name}
+        self.daemons.kill_marked(marks, self.layout.spool / name)
 
     def resume_node(self, name: str) -> None:
         """Start the node's slurmd again when it is gone, lift a drain, and wait until the node takes jobs."""
@@ -491,15 +508,7 @@ class RealSlurm(Slurm):
         if self._ports is None or settings.nodes != self.settings.nodes:
             raise ValueError("reconfigure keeps the number of nodes of a running Slurm")
         self.settings = settings
-        write_configuration(
-            settings,
-            self.layout,
-            hostname=socket.gethostname().split(".")[0],
-            user=self._slurm_user().pw_name,
-            ports=self._ports.numbers,
-            version=self.binaries.version,
-            plugin_dir=self.binaries.plugin_dir,
-        )
+        self._write_configuration()
         self._scontrol("reconfigure")
 
     # -- what was said ----------------------------------------------------------------------------------------------

@@ -64,7 +64,8 @@ def _search(prefix: Path | None) -> list[Path]:
 def _find(name: str, directories: list[Path]) -> Path | None:
     for directory in directories:
         for candidate in (directory / name, directory / f"{name}-wlm"):
-            if candidate.is_file() and os.access(candidate, os.X_OK):
+            # Not Path.is_file: a directory on PATH may be closed to us.
+            if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
                 return candidate
     return None
 

@@ -71,10 +71,11 @@ def slurm_conf(
     *,
     hostname: str,
     user: str,
+    slurmd_user: str,
     ports: Sequence[int],
     plugin_dir: Path | None,
 ) -> str:
-    """The text of slurm.conf. `ports[0]` is slurmctld's, the others are the nodes'.
+    """The text of slurm.conf. `user` runs slurmctld; `ports[0]` is slurmctld's, the others are the nodes'.
 
     A line of `settings.extra_conf` that sets a parameter replaces ours (Slurm would complain about two in the output
     of every command); lines that begin with NodeName or PartitionName are added.
@@ -85,7 +86,7 @@ def slurm_conf(
         "SlurmctldHost": f"{hostname}(127.0.0.1)",
         "SlurmctldPort": str(ports[0]),
         "SlurmUser": user,
-        "SlurmdUser": user,
+        "SlurmdUser": slurmd_user,
         "AuthType": "auth/munge",
         "CredType": "cred/munge",
         "AuthInfo": f"socket={layout.munge_socket},cred_expire={settings.cred_expire}",
@@ -167,13 +168,16 @@ def write_configuration(
     *,
     hostname: str,
     user: str,
+    slurmd_user: str,
     ports: Sequence[int],
     version: tuple[int, int, int],
     plugin_dir: Path | None,
 ) -> None:
     """Write all three files, readable by everyone: the commands of every user read them."""
     layout.conf.parent.mkdir(parents=True, exist_ok=True)
-    text = slurm_conf(settings, layout, hostname=hostname, user=user, ports=ports, plugin_dir=plugin_dir)
+    text = slurm_conf(
+        settings, layout, hostname=hostname, user=user, slurmd_user=slurmd_user, ports=ports, plugin_dir=plugin_dir
+    )
     files = {
         layout.conf: text,
         # Written also when empty, or that of the system would be taken.

@@ -61,11 +61,30 @@ def descendants(root: int, children: dict[int, list[int]] | None = None) -> list
     return found
 
 
-def has_variable(pid: int, variable: bytes) -> bool:
-    """True when the environment with which the process was started holds `NAME=value` exactly."""
+def has_variable(pid: int, variables: set[bytes]) -> bool:
+    """True when the environment with which the process was started holds one of the `NAME=value` exactly."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return variable in file.read().split(b"\0")
+            return not variables.isdisjoint(file.read().split(b"\0"))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+
+
+def sockets_below(directory: str) -> set[str]:
+    """Unix sockets bound to a path below the directory, as /proc/PID/fd shows them."""
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        lines = [line.rstrip("\n").split(" ", 7) for line in file]
+    found = set()
+    for fields in lines[1:]:
+        inode, _, path = fields[-1].lstrip().partition(" ")
+        if path.startswith(directory + "/"):
+            found.add(f"socket:[{inode}]")
+    return found
+
+
+def has_socket(pid: int, sockets: set[str]) -> bool:
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{name}") in sockets for name in os.listdir(f"/proc/{pid}/fd"))
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
 
@@ -135,18 +154,20 @@ class Supervisor:
             if pid in self.returncodes:
                 self.returncodes[pid] = os.waitstatus_to_exitcode(status)
 
-    def kill_marked(self, variable: bytes) -> list[int]:
-        """Kill the descendants whose environment holds the variable, and all that descends from them, until none is
-        left. Stopped first, so that none can fork away between the look and the kill."""
+    def kill_marked(self, variables: set[bytes], directory: str) -> list[int]:
+        """Kill the descendants whose environment holds one of the variables or that have a unix socket below the
+        directory, and all that descends from them, until none is left. All are stopped first, so that none can fork
+        away or tell of another's death in between."""
         killed: list[int] = []
         while True:
             tree = processes()
-            marked = [pid for pid in descendants(os.getpid(), tree) if has_variable(pid, variable)]
-            if not marked:
+            sockets = sockets_below(directory)
+            doomed: dict[int, None] = {}
+            for pid in descendants(os.getpid(), tree):
+                if pid not in doomed and (has_variable(pid, variables) or has_socket(pid, sockets)):
+                    doomed.update(dict.fromkeys([pid, *descendants(pid, tree)]))
+            if not doomed:
                 return killed
-            doomed = dict.fromkeys(marked)
-            for pid in marked:
-                doomed.update(dict.fromkeys(descendants(pid, tree)))
             for pid in doomed:
                 kill(pid, signal.SIGSTOP)
             for pid in doomed:
@@ -172,7 +193,8 @@ class Supervisor:
                 os.kill(request["pid"], request["signal"])
             return {"sent": alive}
         if op == "kill_marked":
-            return {"killed": self.kill_marked(request["variable"].encode())}
+            variables = {variable.encode() for variable in request["variables"]}
+            return {"killed": self.kill_marked(variables, request["directory"])}
         if op == "descendants":
             return {"pids": descendants(os.getpid())}
         if op == "remove_at_end":
