@@ -776,7 +776,10 @@ def obtain(job, mine, until):
     path = "/v1/session/" + mine["session"]
     delay, state = 0.04, ""
     while True:
-        reply = yield from ask(until, "GET", path, not_found=True)
+        _, now = yield Clock()
+        # A controller that does not know `wait` answers at once, and is asked again after `delay`.
+        wait = max(0.0, min(4.0, until - now - 0.2))
+        reply = yield from ask(until, "GET", "%s?wait=%.1f" % (path, wait), not_found=True)
         if reply.says_not_found():
             yield from not_stored(mine, until)
         session = reply.json()

@@ -10,9 +10,7 @@ from .resources import hooks_dir
 
 SETTINGS = frozenset(
     f"JUICE_{name}"
-    for name in (
-        "CONTROLLER TOKEN TOKEN_FILE STATE_DIR KEY_FILE CA_FILE WAIT POOLS CLUSTER LOG PYTHON ALLOW_HTTP"
-    ).split()
+    for name in ["CONTROLLER", "TOKEN", "TOKEN_FILE", "STATE_DIR", "KEY_FILE", "CA_FILE", "WAIT", "POOLS", "CLUSTER", "LOG", "PYTHON", "ALLOW_HTTP"]
 )
 
 
