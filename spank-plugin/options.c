@@ -23,7 +23,7 @@ const struct option_text option_texts[OPTION_COUNT] = {
 	[OPTION_TOLERATES] = {"juice-tolerates", "JUICE_TOLERATES", "K=V,..", "also use agents with these taints"},
 };
 
-#define POOL_ACCEPTED "the name or id of a pool, 1 to 1024 bytes of UTF-8 without control characters"
+#define POOL_ACCEPTED "the name or id of a pool, 1 to 255 characters of UTF-8, none of them a control character"
 #define COUNT_ACCEPTED "a whole number from 1 to 64"
 #define STRICT_ACCEPTED "1, yes, true, on, 0, no, false or off"
 
@@ -65,12 +65,12 @@ static const char *label(enum option option, bool preset, char buffer[64])
 static const char *read_pool(const char *text, char *canonical, const char **accepted)
 {
 	*accepted = POOL_ACCEPTED;
-	if (*text == '\0')
+	if (text[strspn(text, " ")] == '\0')
 		return "is empty";
-	if (strlen(text) > OPTIONS_MAX_POOL)
-		return "is too long";
 	if (!text_is_printable(text))
 		return "is not printable text";
+	if (text_length(text) > OPTIONS_MAX_POOL)
+		return "is too long";
 	strcpy(canonical, text); /* NOLINT: room was made for it */
 	return NULL;
 }

@@ -20,8 +20,8 @@ enum option {
 
 /* The largest number of GPUs of one session (they are all on one machine). */
 #define OPTIONS_MAX_GPUS 64
-/* The longest name of a pool, in bytes. */
-#define OPTIONS_MAX_POOL 1024
+/* The longest name of a pool, in characters, as at the controller. */
+#define OPTIONS_MAX_POOL 255
 /* The longest line that says what is wrong. */
 #define OPTIONS_ERROR_SIZE 1024
 

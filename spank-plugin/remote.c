@@ -302,7 +302,8 @@ static void take_session(spank_t spank, const struct arguments *arguments, const
 {
 	struct session_owner owner = {.job_id = step->job_id, .user_id = step->user_id};
 	uint8_t key[SESSION_KEY_SIZE];
-	char error[SESSION_ERROR_SIZE], host[256] = "this node";
+	char error[SESSION_ERROR_SIZE];
+	const char *host = getenv("SLURMD_NODENAME");
 	struct slurm_conf conf;
 	struct session session;
 	enum session_fault fault;
@@ -310,7 +311,8 @@ static void take_session(spank_t spank, const struct arguments *arguments, const
 	size_t user_count;
 	bool stale;
 
-	gethostname(host, sizeof host - 1);
+	if (host == NULL)
+		host = "this node";
 	if (!read_slurm_conf(&conf)) {
 		failed("slurm.conf cannot be read on %s, or it names no cluster", host);
 		return;
@@ -365,8 +367,6 @@ void remote_init(spank_t spank, const struct arguments *arguments)
 	} else {
 		drop_inherited_session(spank, arguments);
 	}
-	if (remote.outcome == FAILED)
-		slurm_info("juice: job %" PRIu32 ": %s", step.job_id, remote.failure);
 }
 
 int remote_task_init(spank_t spank)

@@ -53,6 +53,15 @@ bool text_is_utf8(const char *text)
 	return true;
 }
 
+size_t text_length(const char *text)
+{
+	size_t length = 0;
+
+	for (; *text != '\0'; text++)
+		length += ((unsigned char)*text & 0xc0) != 0x80; /* all but the first byte of a character look like this */
+	return length;
+}
+
 bool text_is_printable(const char *text)
 {
 	while (*text != '\0') {
@@ -117,7 +126,9 @@ char text_lower(char c)
 	static const char upper[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", lower[] = "abcdefghijklmnopqrstuvwxyz";
 	const char *at = c != '\0' ? strchr(upper, c) : NULL;
 
-	return at != NULL ? lower[at - upper] : c;
+	if (at != NULL)
+		c = lower[at - upper];
+	return c;
 }
 
 bool text_same(const char *a, const char *b)

@@ -12,6 +12,9 @@
 /* True when `text` is UTF-8 (shortest forms, no surrogates). */
 bool text_is_utf8(const char *text);
 
+/* How many characters `text` has, which must be UTF-8. */
+size_t text_length(const char *text);
+
 /* True when `text` is UTF-8 without control characters and line separators. */
 bool text_is_printable(const char *text);
 

@@ -48,7 +48,7 @@ static void check_settled(const struct options *options)
 		}
 		return;
 	}
-	if (!text_is_printable(options->value[OPTION_POOL]) || strlen(options->value[OPTION_POOL]) > OPTIONS_MAX_POOL)
+	if (!text_is_printable(options->value[OPTION_POOL]) || text_length(options->value[OPTION_POOL]) > OPTIONS_MAX_POOL)
 		abort();
 	if (number(options->value[OPTION_GPU_COUNT]) < 1 || number(options->value[OPTION_GPU_COUNT]) > OPTIONS_MAX_GPUS)
 		abort();

@@ -6,9 +6,26 @@ import sys
 from pathlib import Path
 
 
+SESSION_CASES = """\
+struct field { const char *name, *value; };
+static const struct {
+\tconst char *name, *error;
+\tconst unsigned char *file;
+\tunsigned long size;
+\tunsigned repeat;
+\tconst char *key, *cluster;
+\tunsigned long long job_id, uid;
+\tstruct field fields[20];
+} session_cases[] = {"""
+
+
+def quote_bytes(data: bytes) -> str:
+    """A C string literal. Octal escapes: unlike \\x they end after three digits."""
+    return '"' + "".join(f"\\{byte:03o}" for byte in data) + '"'
+
+
 def quote(text: str) -> str:
-    """A C string literal of the text's UTF-8 bytes. Octal escapes: unlike \\x they end after three digits."""
-    return '"' + "".join(f"\\{byte:03o}" for byte in text.encode("utf-8", "surrogatepass")) + '"'
+    return quote_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 def main(tests: Path) -> None:
@@ -20,21 +37,23 @@ def main(tests: Path) -> None:
     print("};")
 
     cases = json.loads((tests / "vectors" / "session_file.json").read_text("utf-8"))
-    print("struct field { const char *name, *value; };")
-    print(
-        "static const struct { const char *name, *error; const unsigned char *file; unsigned long size; unsigned repeat;"
-        " const char *key, *cluster; unsigned long long job_id, uid; struct field fields[20]; } session_cases[] = {"
-    )
+    print(SESSION_CASES)
     for case in cases:
-        data = base64.b64decode(case["file"])
         fields = "".join(f"{{{quote(name)}, {quote(value)}}}, " for name, value in case.get("fields", {}).items())
-        error = quote(case["error"]) if "error" in case else "NULL"
-        content = "".join(f"\\{byte:03o}" for byte in data)
-        key = "".join(f"\\{byte:03o}" for byte in bytes.fromhex(case["key"]))
-        print(
-            f'\t{{{quote(case["name"])}, {error}, (const unsigned char *)"{content}", {len(data)}UL, {case["repeat"]}U, '
-            f'"{key}", {quote(case["cluster"])}, {case["job_id"]}ULL, {case["uid"]}ULL, {{{fields}{{NULL, NULL}}}}}},'
+        data = base64.b64decode(case["file"])
+        values = (
+            quote(case["name"]),
+            quote(case["error"]) if "error" in case else "NULL",
+            f"(const unsigned char *){quote_bytes(data)}",
+            f"{len(data)}UL",
+            f"{case['repeat']}U",
+            quote_bytes(bytes.fromhex(case["key"])),
+            quote(case["cluster"]),
+            f"{case['job_id']}ULL",
+            f"{case['uid']}ULL",
+            f"{{{fields}{{NULL, NULL}}}}",
         )
+        print(f"\t{{{', '.join(values)}}},")
     print("};")
 
 

@@ -30,16 +30,20 @@ static const char *refused(enum option option, const char *text)
 
 static void check_values(void)
 {
-	static char name[1026];
+	static char name[257], wide[255 * 2 + 1];
 
-	memset(name, 'n', 1024);
+	memset(name, 'n', 255);
 	CHECK(refused(OPTION_POOL, name) == NULL, "%s", error);
-	name[1024] = 'n';
+	name[255] = 'n';
 	CHECK(strstr(refused(OPTION_POOL, name), "is too long") != NULL, "%s", error);
-	CHECK(strstr(error, "(1025 bytes)") != NULL && strlen(error) < 300, "%s", error);
-	CHECK(strcmp(refused(OPTION_POOL, ""), "--juice-pool: \"\" is empty; accepted: the name or id of a pool, 1 to 1024 "
-					       "bytes of UTF-8 without control characters") == 0,
+	CHECK(strstr(error, "(256 bytes)") != NULL && strlen(error) < 300, "%s", error);
+	for (size_t i = 0; i < 255; i++)
+		memcpy(wide + 2 * i, "\303\251", 2);
+	CHECK(refused(OPTION_POOL, wide) == NULL, "255 characters of two bytes: %s", error);
+	CHECK(strcmp(refused(OPTION_POOL, ""), "--juice-pool: \"\" is empty; accepted: the name or id of a pool, 1 to 255 "
+					       "characters of UTF-8, none of them a control character") == 0,
 	      "%s", error);
+	CHECK(strstr(refused(OPTION_POOL, "  "), "is empty") != NULL, "%s", error);
 	CHECK(refused(OPTION_POOL, "a b#,;'\"$(id)`x`") == NULL, "%s", error);
 	CHECK(refused(OPTION_POOL, "d\303\251d\303\251 \346\261\240") == NULL, "%s", error);
 	CHECK(strstr(refused(OPTION_POOL, "a\nb"), "\"a\\x0ab\"") != NULL, "%s", error);

@@ -1,0 +1,166 @@
+"""The plugin, built from source once per worker, in a real private Slurm whose prolog seals session files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fake_cluster.slurm.interface import Finished, Job, SlurmSettings, SubmitError
+from fake_cluster.slurm.real import RealSlurm
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "spank-plugin"
+PROLOG = Path(__file__).with_name("sealing_prolog.py")
+
+
+@pytest.fixture(scope="session")
+def open_directory() -> Iterator[Callable[[str], Path]]:
+    """Make directories that every user can enter; pytest's own are closed to jobs of other users."""
+    made: list[Path] = []
+
+    def make_one(name: str) -> Path:
+        made.append(Path(tempfile.mkdtemp(prefix=f"juice-{name}-")))
+        made[-1].chmod(0o755)
+        return made[-1]
+
+    yield make_one
+    for directory in made:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def plugin_tree(open_directory: Callable[[str], Path]) -> Path:
+    """A copy of the plugin's source: workers that run side by side must not build in one place."""
+    tree = open_directory("plugin")
+    ignored = shutil.ignore_patterns("build", "*.so", "*.deb")
+    return Path(shutil.copytree(SOURCE, tree / "spank-plugin", ignore=ignored))
+
+
+@pytest.fixture(scope="session")
+def make(plugin_tree: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run make in the copy; TESTS= leads to this repository's tests."""
+
+    def run(*targets: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "-C", str(plugin_tree), f"TESTS={ROOT / 'tests'}", f"PYTHON={sys.executable}", *targets]
+        return subprocess.run(command, capture_output=True, text=True, timeout=250)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def plugin(make: Callable[..., subprocess.CompletedProcess[str]], plugin_tree: Path) -> Path:
+    done = make("juice.so")
+    assert done.returncode == 0, done.stderr
+    return plugin_tree / "juice.so"
+
+
+@dataclass
+class JuiceSlurm:
+    """A real Slurm with the plugin. Jobs run as a plain user where that is possible."""
+
+    slurm: RealSlurm
+    directory: Path
+    user_id: int | None
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def library(self) -> str:
+        return f"{self.directory}/juice/libjuicejuda.so"
+
+    def srun(self, *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None) -> Finished:
+        return self.slurm.srun(command, options, env=env, user_id=self.user_id)
+
+    def sbatch(self, script: str, *options: str, env: dict[str, str] | None = None) -> int:
+        options = ("--output=job-%j.out", "--error=job-%j.err", *options)
+        return self.slurm.sbatch(script, options, env=env, user_id=self.user_id)
+
+    def batch(self, script: str, *options: str, env: dict[str, str] | None = None) -> tuple[Job, str, str]:
+        """Submit, wait for the end; the job, its output and its errors."""
+        job_id = self.sbatch(script, *options, env=env)
+        job = self.slurm.wait(job_id)
+        return job, self.output(job_id), self.output(job_id, "err")
+
+    def output(self, job_id: int, stream: str = "out") -> str:
+        path = self.slurm.layout.work / f"job-{job_id}.{stream}"
+        return path.read_text("utf-8", "replace") if path.exists() else ""
+
+    def refused(self, *options: str, env: dict[str, str] | None = None) -> str:
+        """What sbatch says when it refuses the options."""
+        with pytest.raises(SubmitError) as raised:
+            self.sbatch("true", *options, env=env)
+        return str(raised.value)
+
+    def seen(self, job_id: int) -> dict[str, str]:
+        """The environment of the job's prolog."""
+        found: dict[str, str] = json.loads((self.directory / "seen" / f"{job_id}.json").read_text())
+        return found
+
+    def wishes(self, job_id: int) -> dict[str, str]:
+        """What the plugin handed to the prolog."""
+        prefix = "SPANK_JUICE_"
+        return {name.removeprefix(prefix): value for name, value in self.seen(job_id).items() if prefix in name}
+
+    def shell(self, script: str, *arguments: str, env: dict[str, str] | None = None) -> Finished:
+        """Run a shell script as the user, with Slurm's commands on its PATH."""
+        user = self.slurm._user(self.user_id)
+        uid, gid, groups = user or (None, None, None)
+        done = subprocess.run(
+            ["/bin/sh", "-c", script, "sh", *arguments],
+            env=self.slurm.user_environment(env, self.user_id),
+            cwd=self.slurm.layout.work,
+            user=uid,
+            group=gid,
+            extra_groups=groups,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def check_nodes(self) -> None:
+        states = set(self.slurm.node_states().values())
+        assert states <= {"idle", "mixed", "allocated", "completing"}, states
+
+
+def plain_user() -> int | None:
+    """Somebody else than root, so that a test sees what a user can and cannot read."""
+    return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
+
+
+def make_slurm(directory: Path, plugin: Path, arguments: Sequence[str] = ("wait=2",)) -> JuiceSlurm:
+    """Not started. `arguments` follow the two paths in plugstack.conf; key= is added."""
+    for name in ("state/sessions", "seen", "juice"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    key = directory / "session.key"
+    if not key.exists():
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(32))
+    prolog = directory / "prolog"
+    prolog.write_text(f"#!{sys.executable} -I\n{PROLOG.read_text().replace('{directory}', str(directory))}")
+    prolog.chmod(0o755)
+    line = f"required {plugin} {directory}/juice/juice {directory}/state key={key} {' '.join(arguments)}"
+    settings = replace(SlurmSettings(), prolog=prolog, plugstack=[line], cpus_per_node=8)
+    return JuiceSlurm(RealSlurm(settings), directory, plain_user())
+
+
+@pytest.fixture(scope="session")
+def juice_slurm(plugin: Path, open_directory: Callable[[str], Path]) -> Iterator[JuiceSlurm]:
+    running = make_slurm(open_directory("state"), plugin)
+    with running.slurm:
+        yield running
