@@ -1,7 +1,7 @@
 """From pools of GPUs to Ray node types: what a fake node carries so that an agent, and only that, is put on it.
 
-A node of pool `test` with two A10 has the resources `GPU: 2`, `vram_gib: 48`, `juice_pool_test: 1` and the labels
-`juice-pool: test`, `juice-gpu-model: A10`, `juice-gpus: 2`, `juice-vram-gib: 24` (of one GPU). `juice_pool_<name>` is
+A node of pool `test` with two A10 has the resources `GPU: 2`, `vram_gib: 44`, `juice_pool_test: 1` and the labels
+`juice-pool: test`, `juice-gpu-model: A10`, `juice-gpus: 2`, `juice-vram-gib: 22` (of one GPU). `juice_pool_<name>` is
 how many agents the node takes; an agent's actor asks for one of it and for its GPUs, so that an actor which finds no
 place brings up a node of the right type. The labels tell, from the nodes alone, which agents belong there.
 """
@@ -101,14 +101,14 @@ def gpu_node_types(pools: Iterable[GpuPool], cpus_per_node: int = 1) -> dict[str
             "resources": {
                 "CPU": cpus_per_node,
                 "GPU": gpus,
-                VRAM_RESOURCE: gpus * max(1, round(vram / GIB)),
+                VRAM_RESOURCE: gpus * max(1, vram // GIB),
                 pool.pool_resource: pool.agents_per_node,
             },
             "labels": {
                 "juice-pool": label_value(pool.name),
                 "juice-gpu-model": label_value(pool.model),
                 "juice-gpus": str(pool.gpus),
-                "juice-vram-gib": f"{vram / GIB:g}",
+                "juice-vram-gib": str(max(1, vram // GIB)),
             },
             "node_config": {},
             "min_workers": pool.nodes_for(pool.min_agents),
