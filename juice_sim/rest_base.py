@@ -53,7 +53,8 @@ class Api:
 
 
 API: web.AppKey[Api] = web.AppKey("api", Api)
-PRINCIPAL = "principal"
+# aiohttp has typed keys for requests since 3.14 and warns about plain ones.
+PRINCIPAL: Any = web.RequestKey("principal", Principal) if hasattr(web, "RequestKey") else "principal"
 
 
 class HttpProblem(Exception):
