@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
-from juice_sim import log_format
+from juice_sim.core import codec
 from juice_sim.core.events import Event
 
 from .slurm.interface import JobState
@@ -193,26 +193,21 @@ _ENTRY_TYPES: dict[str, type] = {
 }
 
 
-def event_of(kind: str, fields: Mapping[str, Any]) -> Event:
-    """The controller's event of that kind from its JSON fields. Raises ValueError for what it does not know."""
-    cls = log_format.KINDS.get(kind)
-    if cls is None:
-        raise ValueError(f"unknown event {kind!r}; known: {', '.join(sorted(log_format.KINDS))}")
+def event_of(fields: Mapping[str, Any]) -> Event:
+    """The controller's event from its JSON object (member `event`: its kind). Raises ValueError."""
     values = dict(fields)
-    if kind == "TokenCreated":
+    if isinstance(values.get("token"), dict):
         values["token"] = {"secret_sha256": "", **values["token"]}  # the stream keeps the hash to itself
     try:
-        return msgspec.convert(values, cls)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"event {kind}: {error}") from None
+        return codec.decode_event(values)
+    except codec.CodecError as error:
+        raise ValueError(str(error)) from None
 
 
 def encode_entry(entry: Entry) -> bytes:
     """One JSON line, without its newline."""
     if isinstance(entry, ControllerEvent):
-        return msgspec.json.encode(
-            {"type": "ControllerEvent", "seq": entry.seq, "kind": type(entry.event).__name__, "event": entry.event}
-        )
+        return msgspec.json.encode({"type": "ControllerEvent", "seq": entry.seq, **codec.encode_event(entry.event)})
     return msgspec.json.encode({"type": type(entry).__name__, **msgspec.to_builtins(entry)})
 
 
@@ -221,7 +216,7 @@ def decode_entry(line: bytes) -> Entry:
     value = msgspec.json.decode(line)
     kind = value.pop("type", None) if isinstance(value, dict) else None
     if kind == "ControllerEvent":
-        return ControllerEvent(value["seq"], event_of(value["kind"], value["event"]))
+        return ControllerEvent(value.pop("seq"), event_of(value))
     if kind not in _ENTRY_TYPES:
         raise ValueError(f"unknown kind of entry {kind!r}")
     return msgspec.convert(value, _ENTRY_TYPES[kind])  # type: ignore[no-any-return]

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from juice_sim.quirks import parse as parse_quirks
-from juice_sim.gpu_profiles import profile_named
-
 from juice_sim import resources
 from juice_sim.core.placement import policy_named
 from juice_sim.core.units import parse_vram
+from juice_sim.gpu_profiles import profile_named
+from juice_sim.quirks import parse as parse_quirks
 
 from .scenario import (
     Arrival,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -45,7 +47,8 @@ class EventStream:
         self._stop.set()
         connection = self._connection
         if connection is not None and connection.sock is not None:
-            connection.sock.close()
+            with contextlib.suppress(OSError):  # it has ended by itself
+                connection.sock.shutdown(socket.SHUT_RDWR)  # close alone would not wake the reader
         if self._thread.is_alive():
             self._thread.join(STREAM_TIMEOUT_S + 5.0)
 
@@ -68,8 +71,8 @@ class EventStream:
                 raise StreamBroken("the stream ended")
             try:
                 fields = json.loads(line)
-                seq, kind = int(fields.pop("seq")), str(fields.pop("event"))
-                entry = ControllerEvent(seq, event_of(kind, fields))
+                seq = int(fields.pop("seq"))
+                entry = ControllerEvent(seq, event_of(fields))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise StreamBroken(f"not an event: {error}") from None
             each(seq, line, entry)

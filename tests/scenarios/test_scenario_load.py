@@ -106,7 +106,11 @@ checks: {all_completed: true, max_requeues: 9, max_queue_wait: 30}
         ("name: x\npools: []\njobs:\n- name: j\n", 2, ["pools: needs 1 to"]),
         ("name: x\npools: {name: p}\njobs:\n- name: j\n", 2, ["pools: not a list"]),
         ("name: a/b\npools:\n- name: test\njobs:\n- name: j\n", 1, ["name: ", "'a/b'"]),
-        (LEAST.replace("- name: test", "- name: test\n- name: test"), 4, ["pools[1].name: used twice (first on line 3)"]),
+        (
+            LEAST.replace("- name: test", "- name: test\n- name: test"),
+            4,
+            ["pools[1].name: used twice (first on line 3)"],
+        ),
         (LEAST.replace("- name: j", "- name: j\n- name: j"), 6, ["jobs[1].name: used twice"]),
         (LEAST.replace("test\n", "test\n  model: B200X\n"), 4, ["pools[0].model", "B200X"]),
         (LEAST.replace("test\n", "test\n  vram: 16Gi\n"), 4, ["pools[0].vram", "16Gi"]),
@@ -135,7 +139,11 @@ checks: {all_completed: true, max_requeues: 9, max_queue_wait: 30}
         (LEAST + "faults:\n- {kind: agent_dies, at: 1, agent: 1}\n", 7, ["has no such agent", "0 to 0"]),
         (LEAST + "faults:\n- {kind: node_fails, at: 1, node: node9}\n", 7, ["no such node", "node1 to node4"]),
         (LEAST + "faults:\n- {kind: replies, at: 1, action: delay}\n", 7, ["faults[0].for: missing"]),
-        (LEAST + "faults:\n- {kind: replies, at: 1, count: 1, action: delay, status: 500}\n", 7, ["means nothing with"]),
+        (
+            LEAST + "faults:\n- {kind: replies, at: 1, count: 1, action: delay, status: 500}\n",
+            7,
+            ["means nothing with"],
+        ),
         (LEAST + "faults:\n- {kind: token_expires, at: 1}\ncontroller: {auth: false}\n", 8, ["controller.auth"]),
         (
             LEAST + "faults:\n- {kind: controller_killed, at: 1, for: 9, repeat: {every: 3, times: 2}}\n",
@@ -184,7 +192,9 @@ def test_aliases_cannot_make_a_huge_file() -> None:
 
 
 def test_a_script_comes_from_a_file_beside_the_scenario(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH --juice-pool=test\n#SBATCH hetjob\n#SBATCH --juice-pool=test\ntrue\n")
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/sh\n#SBATCH --juice-pool=test\n#SBATCH hetjob\n#SBATCH --juice-pool=test\ntrue\n"
+    )
     path = tmp_path / "s.yaml"
     path.write_text(LEAST + "  script_file: job.sh\n")
     scenario = load_scenario(path)
@@ -215,7 +225,10 @@ def test_every_shipped_scenario_fits_the_published_schema() -> None:
 
 
 def test_arrivals_and_run_times_come_from_the_seed() -> None:
-    text = LEAST + "  count: 50\n  arrival: {process: poisson, rate: 5}\n  run_time: {distribution: exponential, mean: 2, most: 4}\n"
+    text = (
+        LEAST
+        + "  count: 50\n  arrival: {process: poisson, rate: 5}\n  run_time: {distribution: exponential, mean: 2, most: 4}\n"
+    )
     scenario = parse_scenario(text)
     first, again, other = submissions(scenario, 1), submissions(scenario, 1), submissions(scenario, 2)
     assert first == again != other
@@ -225,7 +238,9 @@ def test_arrivals_and_run_times_come_from_the_seed() -> None:
     assert [made for made in submissions(more, 1) if made.group == "j"] == first
 
 
-@pytest.mark.parametrize("text, size", [("0-9", 10), ("1,3,5", 3), ("0-10:5", 3), ("0-9%3", 10), ("4", 1), ("1-3,2-5", 5)])
+@pytest.mark.parametrize(
+    "text, size", [("0-9", 10), ("1,3,5", 3), ("0-10:5", 3), ("0-9%3", 10), ("4", 1), ("1-3,2-5", 5)]
+)
 def test_array_sizes(text: str, size: int) -> None:
     assert array_size(text) == size
 
