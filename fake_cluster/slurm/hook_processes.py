@@ -1,4 +1,4 @@
-"""Runs hooks as slurmctld does: each in a session of its own, output read until nobody holds it open any more.
+"""Runs hooks as slurmctld does: each in a process group of its own, output read until nobody holds it open any more.
 
 A hook has ended when its process has exited **and** the pipe at its stdout and stderr is closed everywhere: a child
 that it left behind with these descriptors blocks it, as on the real slurmctld. Whatever is left of its process group
@@ -12,11 +12,17 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 _MAX_OUTPUT = 65536
+
+# slurmscriptd gives each hook a process group, not a session. Python 3.10 can do that only with a fork that is unsafe
+# beside threads; a session, which is a group too, is the next best.
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class _Running:
@@ -55,7 +61,7 @@ class HookProcesses:
             stderr=subprocess.STDOUT,
             env=dict(environment),
             cwd=self._directory,
-            start_new_session=True,
+            **_OWN_GROUP,
         )
         running = _Running(run_id, process, os.pidfd_open(process.pid))
         with self._lock:

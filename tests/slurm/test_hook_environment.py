@@ -161,9 +161,9 @@ def test_juice_options_reach_both_hooks(simulated):
         }
 
 
-def test_hooks_run_in_the_log_directory_in_a_session_of_their_own(bench):
-    bench.start(prolog="echo $$ $(/bin/ps -o sid= -p $$) $(pwd) > {directory}/where")
+def test_hooks_run_in_the_log_directory_in_a_process_group_of_their_own(bench):
+    bench.start(prolog="echo $$ $(/bin/ps -o pgid= -p $$) $(pwd) > {directory}/where")
     bench.ended(bench.submit())
-    pid, session, directory = (bench.records / "where").read_text().split()
-    assert pid == session
+    pid, group, directory = (bench.records / "where").read_text().split()
+    assert pid == group
     assert directory.rsplit("/", 1)[-1] == "log"

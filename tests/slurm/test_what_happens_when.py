@@ -285,8 +285,7 @@ def test_jobs_over_the_licenses_wait_without_a_prolog_until_the_epilog_has_ended
     unlicensed = bench.submit()
     bench.until_journal(first, "epilog begins 0")
     bench.until_journal(unlicensed, "epilog begins 0")
-    waiting = bench.slurm.job(second)
-    assert (waiting.state, waiting.reason) == (JobState.PENDING, "Licenses")
+    bench.until("it waits for licenses", lambda: bench.slurm.job(second).reason == "Licenses")
     assert bench.journal(second) == []
     bench.go()
     assert bench.ended(second).state is JobState.COMPLETED
