@@ -461,7 +461,7 @@ class RealSlurm(Slurm):
 
     def fail_node(self, name: str) -> None:
         """Kill the node's slurmd, its slurmstepds and all of their processes. slurmctld notices after SlurmdTimeout
-        (15 s unless `extra_conf` sets another), or as soon as it tries to reach the node."""
+        (20 s unless `extra_conf` sets another; seen: after 26-50 s)."""
         self._known_node(name)
         # slurmd by its variable; a slurmstepd, whose title may have overwritten its environment, by its socket; what a
         # job detached from its slurmstepd by the name that Slurm gives it.

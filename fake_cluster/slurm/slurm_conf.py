@@ -113,8 +113,10 @@ def slurm_conf(
         "SlurmdParameters": "config_overrides",  # more CPUs and memory than this machine has
         "ReturnToService": "2",
         "SlurmctldTimeout": "60",
-        "SlurmdTimeout": "15",
-        "MessageTimeout": "30",
+        # With 15 and less, or a longer MessageTimeout, 24.11 takes nodes for dead while it waits for one that is.
+        "SlurmdTimeout": "20",
+        "MessageTimeout": "10",
+        "TreeWidth": "65533",  # ask each node directly: one that is dead must not make others look dead
         "KillWait": "2",
         "MinJobAge": "604800",
         "MaxJobCount": "200000",

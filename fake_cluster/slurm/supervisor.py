@@ -72,13 +72,12 @@ def has_variable(pid: int, variables: set[bytes]) -> bool:
 
 def sockets_below(directory: str) -> set[str]:
     """Unix sockets bound to a path below the directory, as /proc/PID/fd shows them."""
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-        lines = [line.rstrip("\n").split(" ", 7) for line in file]
     found = set()
-    for fields in lines[1:]:
-        inode, _, path = fields[-1].lstrip().partition(" ")
-        if path.startswith(directory + "/"):
-            found.add(f"socket:[{inode}]")
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(None, 7)  # ..., inode, path (when bound)
+            if len(fields) == 8 and fields[7].startswith(directory + "/"):
+                found.add(f"socket:[{fields[6]}]")
     return found
 
 

@@ -180,7 +180,7 @@ def test_slurmctld_crashes_and_comes_back(make_slurm: MakeSlurm) -> None:
 
 
 def test_a_node_dies_with_its_jobs_and_comes_back(make_slurm: MakeSlurm) -> None:
-    slurm = make_slurm(nodes=2, extra_conf=["SlurmdTimeout=5"])
+    slurm = make_slurm(nodes=2)
     job = slurm.wait(
         slurm.sbatch("setsid sleep 600 & sleep 600", ["--nodelist=node1"]), lambda job: job.state is JobState.RUNNING
     )
