@@ -100,7 +100,9 @@ def _docker() -> Capability:
         return Capability("docker", False, "no docker command", purpose, _install("docker.io"))
     ok, text = _first_line("docker", "version", "--format", "engine {{.Server.Version}}")
     if not ok:
-        return Capability("docker", False, f"no engine: {text}", purpose, f"{_install('docker.io')}, then start dockerd")
+        return Capability(
+            "docker", False, f"no engine: {text}", purpose, f"{_install('docker.io')}, then start dockerd"
+        )
     compose, compose_text = _first_line("docker", "compose", "version")
     if not compose:
         return Capability("docker", False, f"{text}, no compose V2", purpose, "install the Docker Compose V2 plugin")
@@ -126,6 +128,14 @@ def _libsodium() -> Capability:
     if importlib.util.find_spec("nacl"):
         return Capability("libsodium", True, "bundled with PyNaCl (the SPANK plugin needs the library itself)", purpose)
     return Capability("libsodium", False, "not found", purpose, _install("libsodium23 python3-nacl"))
+
+
+def hook_python() -> str:
+    """The interpreter for the hooks here: the system's when it finds libsodium or PyNaCl, else this one."""
+    system = "/usr/bin/python3"
+    load = "import ctypes, site; site.main()\ntry: ctypes.CDLL('libsodium.so.23')\nexcept OSError: import nacl.bindings"
+    ok, _ = _first_line(system, "-I", "-S", "-c", load)
+    return system if ok else os.path.abspath(sys.executable)
 
 
 PROBES: dict[str, Callable[[], Capability]] = {
