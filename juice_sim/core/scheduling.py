@@ -8,6 +8,7 @@ session that has waited longest is looked at, on all agents of the pool.
 from __future__ import annotations
 
 from . import events as ev
+from .capacity import Capacity
 from .model import Pool
 from .placement import Placement, place, place_on, place_rest
 from .turn import Turn
@@ -34,11 +35,7 @@ def room_on(turn: Turn, agent_id: str) -> None:
         return
     policy = state.policy(pool)
     while capacity.schedulable and (capacity.idle or capacity.largest_free > 0):
-        shape = min(
-            (shape for shape in state.shapes_for(pool) if shape.fits(capacity)),
-            key=lambda shape: shape.head,
-            default=None,
-        )
+        shape = _first_that_fits(turn, pool, capacity)
         if shape is None:
             return
         placement = place_on(policy, capacity, shape.need)
@@ -94,6 +91,18 @@ def _place_head(turn: Turn, shape: Shape) -> bool:
                 _assign(turn, shape, placement)
                 return True
     return False
+
+
+def _first_that_fits(turn: Turn, pool: Pool, capacity: Capacity) -> Shape | None:
+    """The shape of the session that has waited longest among those that this agent could serve now."""
+    largest, idle = capacity.largest_free, capacity.idle
+    first: Shape | None = None
+    for shape in turn.state.shapes_for(pool):
+        if shape.least_slice > largest or shape.least_idle > idle or (first is not None and shape.head > first.head):
+            continue  # cheap comparisons first: there may be thousands of shapes
+        if shape.fits(capacity):
+            first = shape
+    return first
 
 
 def _serve_in_order(turn: Turn, pool: Pool) -> None:

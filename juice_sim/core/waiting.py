@@ -26,7 +26,19 @@ class Shape:
     Sessions that name no pool are told apart by owner too, since which pools are open to them depends on it.
     """
 
-    __slots__ = ("_test", "key", "need", "owner", "owner_is_admin", "pool_id", "sessions", "view_key")
+    __slots__ = (
+        "_test",
+        "head",
+        "key",
+        "least_idle",
+        "least_slice",
+        "need",
+        "owner",
+        "owner_is_admin",
+        "pool_id",
+        "sessions",
+        "view_key",
+    )
 
     def __init__(self, requirements: Requirements, owner: str, owner_is_admin: bool, granted_percent: int) -> None:
         self.pool_id = requirements.pool_id
@@ -40,6 +52,10 @@ class Shape:
         )
         self.key: ShapeKey = (self.pool_id, self.view_key, self.need, self.owner, self.owner_is_admin)
         self.sessions: OrderedDict[int, str] = OrderedDict()  # number in the queue -> session id
+        self.head = 0  # number of the session that has waited longest
+        # What an agent must have at the very least: two numbers that rule out most shapes without a further look.
+        self.least_slice = self.need.floor if self.need.vram else -1
+        self.least_idle = 0 if self.need.vram else self.need.count
         self._test = accepts(requirements)
 
     def accepts(self, labels: Mapping[str, str], taints: Mapping[str, str]) -> bool:
@@ -50,16 +66,10 @@ class Shape:
 
     def fits(self, capacity: Capacity) -> bool:
         """Whether the agent could serve one session of this shape now."""
-        need = self.need
         largest, idle = capacity.offer(self.view_key[3])
-        if (largest < need.floor) if need.vram else (idle < need.count):
+        if largest < self.least_slice or idle < self.least_idle:
             return False
         return self.accepts(capacity.agent.labels, capacity.agent.taints)
-
-    @property
-    def head(self) -> int:
-        """Number of the session that has waited longest."""
-        return next(iter(self.sessions))
 
 
 class Waiting:
@@ -82,6 +92,8 @@ class Waiting:
         shape = Shape(session.requirements, session.owner, session.owner_is_admin, self._granted_percent)
         shape = self._shapes.setdefault(shape.pool_id, {}).setdefault(shape.key, shape)
         self._last_number += 1
+        if not shape.sessions:
+            shape.head = self._last_number
         shape.sessions[self._last_number] = session.id
         self._entry[session.id] = (self._last_number, shape)
 
@@ -97,6 +109,8 @@ class Waiting:
             del of_pool[shape.key]
             if not of_pool:
                 del self._shapes[shape.pool_id]
+        elif number == shape.head:
+            shape.head = next(iter(shape.sessions))
 
     def shape_of(self, session_id: str) -> Shape:
         """The shape of a waiting session. KeyError when it does not wait."""
