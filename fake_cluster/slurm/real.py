@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .daemons import Daemons
-from .interface import Finished, Job, Slurm, SlurmSettings, SubmitError
+from .interface import CommandFailed, Finished, Job, Slurm, SlurmSettings, SubmitError
 from .slurm_binaries import SlurmBinaries, SlurmNotFound, find_slurm
 from .slurm_conf import Layout, check_settings, node_names, write_configuration
 from .slurm_parse import parse_jobs, parse_node_states
@@ -36,10 +36,6 @@ NORMAL_COMPLAINTS = re.compile(
     re.IGNORECASE,
 )
 User = tuple[int, int, list[int]]
-
-
-class CommandFailed(Exception):
-    """A Slurm command (scontrol, scancel) failed; `str(error)` is what it printed."""
 
 
 def available(prefix: Path | None = None) -> str | None:

@@ -39,7 +39,7 @@ class TreeError(Exception):
     """The tree cannot be made here; `str(error)` says why and what to do."""
 
 
-def run(argv: Sequence[str | Path], **kwargs: object) -> str:
+def run(argv: Sequence[str | Path]) -> str:
     done = subprocess.run([str(arg) for arg in argv], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
@@ -155,6 +155,19 @@ def make_tree(tree: Path, source: str | None = None) -> str:
         return find_slurm(tree).version_text
     except SlurmNotFound as error:
         raise TreeError(f"the finished tree does not work: {error}") from None
+
+
+def tree_missing() -> str | None:
+    """None when $JUICE_SIM_SLURM_TREE names a tree that works, else why not, with the remedy."""
+    named = os.environ.get(TREE_VARIABLE)
+    if not named:
+        command = f"{sys.executable} -m fake_cluster.slurm.trixie_tree DIR"
+        return f"no tree of another Slurm; to get it (15 s, 120 MB): {command}, then {TREE_VARIABLE}=DIR"
+    try:
+        find_slurm(Path(named))
+    except SlurmNotFound as error:
+        return f"{TREE_VARIABLE}={named}: {error}"
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from fake_cluster.slurm.interface import CommandFailed, JobState, Slurm, SlurmSettings
+from fake_cluster.slurm.real import RealSlurm
 from fake_cluster.slurm.simulated import SimulatedSlurm
+from fake_cluster.slurm.trixie_tree import TREE_VARIABLE, tree_missing
+from juice_sim.machine import REQUIRE_VARIABLE
 
 LIMIT_S = 90.0
 
@@ -57,9 +61,7 @@ class Bench:
         if self.kind == "simulated":
             slurm: Slurm = SimulatedSlurm(given, **{"kill_wait": 2.0, **(simulated or {})})
         else:
-            from fake_cluster.slurm.real import RealSlurm
-
-            slurm = RealSlurm(given)
+            slurm = RealSlurm(given, prefix=Path(os.environ[TREE_VARIABLE]) if self.kind == "real-24.11" else None)
         self.slurm = self._stack.enter_context(slurm)
         return slurm
 
@@ -119,9 +121,19 @@ class Bench:
         return self.slurm.wait(job_id, timeout_s=LIMIT_S)
 
 
-@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.slurm)])
+@pytest.fixture(
+    params=[
+        "simulated",
+        pytest.param("real", marks=pytest.mark.slurm),
+        "real-24.11",
+    ]
+)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    """Both back ends, one after the other."""
+    """Each back end in turn: simulated, the Slurm on PATH, and that of the tree in $JUICE_SIM_SLURM_TREE."""
+    if request.param == "real-24.11" and (reason := tree_missing()) is not None:
+        if "slurm-tree" in os.environ.get(REQUIRE_VARIABLE, ""):
+            pytest.fail(f"{REQUIRE_VARIABLE} demands slurm-tree: {reason}", pytrace=False)
+        pytest.skip(reason)
     tmp_path.chmod(0o755)
     made = Bench(request.param, tmp_path)
     yield made

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fake_cluster.slurm.interface import SlurmSettings
-from fake_cluster.slurm.real import RealSlurm, available
-from fake_cluster.slurm.trixie_tree import TREE_VARIABLE
+from fake_cluster.slurm.real import RealSlurm
+from fake_cluster.slurm.trixie_tree import TREE_VARIABLE, tree_missing
+from juice_sim.machine import REQUIRE_VARIABLE
 
 INSTALLATIONS = ("installed", "tree")
 
@@ -21,13 +22,12 @@ def prefix(request: pytest.FixtureRequest) -> Path | None:
     the reason."""
     if request.param == "installed":
         return None
-    tree = os.environ.get(TREE_VARIABLE)
-    if not tree:
-        pytest.skip(f"no second Slurm: make one with python -m fake_cluster.slurm.trixie_tree DIR; {TREE_VARIABLE}=DIR")
-    reason = available(Path(tree))
+    reason = tree_missing()
+    if reason is not None and "slurm-tree" in os.environ.get(REQUIRE_VARIABLE, ""):
+        pytest.fail(f"{REQUIRE_VARIABLE} demands slurm-tree: {reason}", pytrace=False)
     if reason is not None:
-        pytest.fail(f"{TREE_VARIABLE}={tree}: {reason}")
-    return Path(tree)
+        pytest.skip(reason)
+    return Path(os.environ[TREE_VARIABLE])
 
 
 @pytest.fixture
