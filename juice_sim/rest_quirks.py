@@ -109,7 +109,9 @@ async def lost_request(request: web.Request) -> web.Response | None:
 
 
 def queued_object(api: Api, session_id: str) -> w.Session:
-    """How a session that waits for the tick reads."""
+    """How a session that waits for the tick reads, or one that was deleted while it did."""
+    if api.held.is_dropped(session_id):
+        return w.Session(id=session_id, state="closed", gpus=[], connections=[])
     if "empty-queued" in api.quirks:
         return w.Session()
     return w.Session(id=session_id, state="queued", gpus=[], connections=[])
@@ -123,10 +125,11 @@ class SlowTick:
         self._service = service
         self._new_id = new_id
         self._held: dict[str, tuple[RequestSession, Principal]] = {}
+        self._dropped: set[str] = set()
         self._ids: list[str] = []
 
     def __contains__(self, session_id: str) -> bool:
-        return session_id in self._held
+        return session_id in self._held or session_id in self._dropped
 
     def hold(self, command: RequestSession, principal: Principal) -> str:
         """Keep a request for the tick; returns the session's id."""
@@ -135,8 +138,14 @@ class SlowTick:
         return session_id
 
     def drop(self, session_id: str) -> bool:
-        """Forget a request that is held; False when it is not."""
-        return self._held.pop(session_id, None) is not None
+        """Delete a request that is held; False when there is none. Deleting twice is fine."""
+        if self._held.pop(session_id, None) is not None:
+            self._dropped.add(session_id)
+        return session_id in self._dropped
+
+    def is_dropped(self, session_id: str) -> bool:
+        """Whether the request was deleted before a tick looked at it."""
+        return session_id in self._dropped
 
     async def run(self) -> None:
         """Tick until cancelled."""

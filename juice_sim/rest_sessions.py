@@ -14,7 +14,7 @@ from . import rest_quirks, wire
 from . import wire_types as w
 from .core import codec
 from .core.commands import CloseSession, RequestSession
-from .core.errors import Refused
+from .core.errors import Kind, Refused
 from .core.model import Session, SessionState
 from .rest_base import (
     STATUS,
@@ -61,17 +61,11 @@ async def request_session(request: web.Request) -> web.Response:
     try:
         session_id: str = api.service.command(command, principal)
     except Refused as error:
+        if error.kind is Kind.CONFLICT and error.field == "Idempotency-Key":
+            raise reused_key(key) from None
         if strict:
             raise HttpProblem(STATUS[error.kind], problem_of(error), STRICT) from None
         raise
-    if key:
-        session = api.service.reader.session(session_id)
-        if (session.requirements, session.name, session.timeout_s) != (
-            command.requirements,
-            command.name,
-            command.timeout_s,
-        ):
-            raise reused_key(key)
     return as_text(session_id, STRICT if strict else None)
 
 

@@ -258,8 +258,8 @@ class NodeType(Wire):
     max_workers: Annotated[int, Meta(ge=0, le=10**6)] = 1
 
 
-class FaultRule(Wire):
-    """One rule of `/v1/faults`; see docs/contracts.md, section 5. `fired` is only ever answered."""
+class FaultRule(Struct, kw_only=True):
+    """One rule of `/v1/faults`; see docs/contracts.md, section 5, also for the names. `fired` is only ever answered."""
 
     action: Literal["delay", "status", "drop_before", "drop_after", "hang", "garbage", "empty"]
     name: Annotated[str, Meta(max_length=255)] = ""

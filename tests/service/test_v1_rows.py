@@ -199,8 +199,14 @@ def test_row_session_is_queued_at_once_and_shown_as_such(admin, pool):
     session = admin.ok("GET", f"/v1/session/{session_id}")
     assert list(session) == SESSION
     assert session == {
-        "id": session_id, "state": "queued", "address": "", "version": "1.2.3", "poolId": pool, "gpus": [], "connections": [],
-    }  # fmt: skip
+        "id": session_id,
+        "state": "queued",
+        "address": "",
+        "version": "1.2.3",
+        "poolId": pool,
+        "gpus": [],
+        "connections": [],
+    }
 
 
 def test_row_session_from_request_to_closed_stays_readable(admin, pool, agent):
