@@ -212,20 +212,16 @@ def _component(
     now: float,
     payload: Mapping[str, Any],
 ) -> JobSpec:
-    juice = JuiceOptions()
-    juice.defaults(environment)
+    juice = JuiceOptions(command)
     last: dict[str, str] = {}
     requeue = True
     for given in sources:
-        juice.source([(name, value) for name, value in given if name in JUICE_OPTIONS])
+        juice.give((name, value) for name, value in given if name in JUICE_OPTIONS)
         for name, value in given:
             last[name] = value
             if name in ("requeue", "no-requeue"):
                 requeue = name == "requeue"
-    try:
-        spank_env = juice.environment()
-    except SubmitError as error:
-        raise SubmitError(f"{command}: error: {error}") from None
+    spank_env = juice.settle(environment)
     batch = command == "sbatch"
     array = parse_array(last["array"], command) if batch and "array" in last else None
     directory = cwd / last.get("chdir", "")
@@ -253,7 +249,6 @@ def _component(
         array_tasks=array[0] if array else None,
         array_limit=array[1] if array else 0,
         spank_env=spank_env,
-        spank_options=juice.raw(),
         payload={**payload, "environment": exported},
         **user,
     )

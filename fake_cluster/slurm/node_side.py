@@ -1,9 +1,10 @@
 """What the SPANK plugin does on the compute node, and around it what slurmd does with the job's command.
 
-A job with a pool: wait (bounded) for the session file, open it, and either fail with its reason (verdict `denied`, or
-no valid file) or set the environment, connect to the agent, run the command, tell its exit code and disconnect. When
-the agent closes the connection first, the session is lost: the command's processes are killed.
-A job without a pool just runs.
+The same rules and words as `spank-plugin/remote.c`. A job that asked for a pool, or that has a session file anyhow:
+wait (bounded) for the session file of this very start of the job, open it, and either fail the job with its reason
+(verdict `denied`, or no valid file) or set the environment, connect to the agent as Juice's client would, run the
+command, tell its exit code and disconnect. When the agent closes the connection first, the session is lost: the
+command's processes are killed. A job without a session just runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ from fake_cluster.slurm.runners import Runner, Running, Task
 from juice_sim.resources import hooks_dir
 
 _FAILED = 1
+# Faults of a session file that may pass while it arrives over NFS.
+_PASSING = ("missing", "empty", "null", "truncated")
+_SESSION_VARIABLES = (
+    "JUICE_CFG_OVERRIDE",
+    "JUICE_SESSION_ID",
+    "JUICE_SESSION_POOL",
+    "JUICE_SESSION_ADDRESS",
+    "JUICE_SESSION_GPUS",
+    "JUICE_SESSION_VRAM",
+    "CUDA_VISIBLE_DEVICES",
+)
 _hook: ModuleType | None = None
 
 
@@ -65,23 +77,42 @@ class NodeRefusal(Exception):
     """The plugin fails the job; the text is for the user."""
 
 
+def _library(juice_dir: Path) -> str:
+    return f"{juice_dir}/libjuicejuda.so"
+
+
+def _others_preloaded(environment: Mapping[str, str], library: str) -> list[str]:
+    """What else LD_PRELOAD names (separated by colons or blanks)."""
+    return [item for item in environment.get("LD_PRELOAD", "").replace(":", " ").split() if item != library]
+
+
 def session_environment(fields: Mapping[str, str], juice_dir: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """The job's environment from a granted session file (docs/contracts.md, section 3)."""
     gpus = len(fields["gpu_indexes"].split(","))
-    preload = f"{juice_dir}/libjuicejuda.so"
-    if environment.get("LD_PRELOAD"):
-        preload += ":" + environment["LD_PRELOAD"]
+    library = _library(juice_dir)
     return {
         **environment,
         "JUICE_CFG_OVERRIDE": fields["config"],
-        "LD_PRELOAD": preload,
         "JUICE_SESSION_ID": fields["session_id"],
         "JUICE_SESSION_POOL": fields["pool"],
         "JUICE_SESSION_ADDRESS": fields["address"],
         "JUICE_SESSION_GPUS": str(gpus),
         "JUICE_SESSION_VRAM": fields["vram_bytes"],
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(gpus)),
+        "LD_PRELOAD": ":".join([library, *_others_preloaded(environment, library)]),
     }
+
+
+def without_inherited_session(environment: Mapping[str, str], juice_dir: Path) -> dict[str, str]:
+    """A job submitted from inside a Juice job inherits that one's variables, but not its session: take them away."""
+    if "JUICE_SESSION_ID" not in environment:
+        return dict(environment)
+    kept = {name: value for name, value in environment.items() if name not in _SESSION_VARIABLES}
+    others = _others_preloaded(environment, _library(juice_dir))
+    kept.pop("LD_PRELOAD", None)
+    if others:
+        kept["LD_PRELOAD"] = ":".join(others)
+    return kept
 
 
 class AgentConnection:
@@ -151,11 +182,15 @@ class AgentConnection:
 
 @dataclass(frozen=True)
 class Launch:
-    """One job on its node. `pool` "": not a Juice job. `cluster user` are what the session file is bound to."""
+    """One job on its node. `asked`: the submitting side has noted that it asked for a session.
+
+    `restarts` is what slurmctld tells the batch step; None for other steps, which are not told.
+    """
 
     job_id: int
     user_id: int
-    pool: str
+    asked: bool
+    restarts: int | None
     task: Task
 
 
@@ -177,7 +212,10 @@ class NodeStep:
         connection: AgentConnection | None = None
         task = self._launch.task
         try:
-            if self._launch.pool:
+            if not self._launch.asked and not self._session_exists():
+                environment = without_inherited_session(task.environment, self._settings.juice_dir)
+                task = replace(task, environment=environment)
+            else:
                 fields = self._session()
                 environment = session_environment(fields, self._settings.juice_dir, task.environment)
                 task = replace(task, environment=environment)
@@ -188,7 +226,7 @@ class NodeStep:
                     self._settings.connect_timeout_s,
                 )
         except NodeRefusal as refusal:
-            self.tell(f"juice: {refusal}")
+            self._tell_error(f"juice: job {self._launch.job_id} gets no GPU session: {refusal}")
             return _FAILED, 0
         except InterruptedError:
             return 0, self._killed
@@ -199,7 +237,7 @@ class NodeStep:
             if connection is not None:
                 connection.close(code if not sig else 128 + sig)
         if self._lost:
-            self.tell(f"juice: {self._lost}")
+            self._tell_error(f"juice: {self._lost}")
         return code, sig
 
     def kill(self, sig: int) -> None:
@@ -231,36 +269,65 @@ class NodeStep:
             if self._running is not None:
                 self._running.kill(signal.SIGKILL)
 
+    def _path(self) -> Path:
+        assert self._settings.state_dir is not None
+        return self._settings.state_dir / "sessions" / f"{self._launch.job_id}.session"
+
+    def _session_exists(self) -> bool:
+        return self._settings.state_dir is not None and os.path.lexists(self._path())
+
     def _session(self) -> dict[str, str]:
         """The fields of a granted session file. NodeRefusal; InterruptedError when killed meanwhile."""
-        settings = self._settings
-        hook = hook_module()
+        settings, launch = self._settings, self._launch
+        node = launch.task.node
         if settings.state_dir is None or settings.key_file is None:
-            raise NodeRefusal("this node has no state directory or no key file configured")
+            raise NodeRefusal("plugstack.conf does not name the juice command and the state directory")
         try:
             key = settings.key_file.read_bytes()
         except OSError as error:
-            raise NodeRefusal(f"cannot read the key file {settings.key_file}: {error.strerror}") from None
-        path = settings.state_dir / "sessions" / f"{self._launch.job_id}.session"
+            raise NodeRefusal(f"on {node}: the key file {settings.key_file}: {error.strerror}") from None
+        path = self._path()
         deadline = time.monotonic() + settings.session_wait_s
         pause = 0.02
         while True:
-            try:
-                fields: dict[str, str] = hook.open_session(
-                    str(path), key, settings.cluster_name, self._launch.job_id, self._launch.user_id, settings.owners
-                )
+            fault, fields = self._open(path, key)
+            stale = (
+                fields is not None and launch.restarts is not None and int(fields["restart_count"]) != launch.restarts
+            )
+            if fields is not None and not stale:
                 break
-            except hook.SessionFileError as error:
-                # Only a file that is not there yet is worth waiting for: over NFS it may appear late.
-                if error.kind != "missing" or time.monotonic() >= deadline:
-                    waited = f" after {settings.session_wait_s:g} s" if error.kind == "missing" else ""
-                    raise NodeRefusal(f"job {self._launch.job_id}: {error}{waited}: {path}") from None
+            if (fault is not None and fault.kind not in _PASSING) or time.monotonic() >= deadline:
+                if stale:
+                    raise NodeRefusal(
+                        f"{path} on {node} is of start {fields['restart_count']} of the job, and this is start "
+                        f"{launch.restarts}"
+                    )
+                if fault.kind == "missing":
+                    raise NodeRefusal(
+                        f"{path} did not appear on {node} within {settings.session_wait_s:g} s; "
+                        "is the directory shared with the slurmctld host?"
+                    )
+                raise NodeRefusal(f"on {node}: {fault}")
             if self._stop.wait(pause):
                 raise InterruptedError
             pause = min(pause * 1.5, 0.25)
         if fields["verdict"] == "denied":
-            raise NodeRefusal(fields["reason"])
+            raise NodeRefusal(f"denied: {fields['reason']}")
         return fields
+
+    def _open(self, path: Path, key: bytes) -> tuple[Any, dict[str, str] | None]:
+        """(fault, None) or (None, fields)."""
+        hook = hook_module()
+        settings, launch = self._settings, self._launch
+        try:
+            return None, hook.open_session(
+                str(path), key, settings.cluster_name, launch.job_id, launch.user_id, settings.owners
+            )
+        except hook.SessionFileError as error:
+            return error, None
+
+    def _tell_error(self, text: str) -> None:
+        self.tell(f"slurmstepd-{self._launch.task.node}: error: {text}")
 
     def tell(self, line: str) -> None:
         """A line to the job's stderr."""

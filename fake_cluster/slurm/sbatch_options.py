@@ -35,6 +35,9 @@ HONOURED = {
     "juice-pool": _VALUE,
     "juice-gpu-count": _VALUE,
     "juice-vram": _VALUE,
+    "juice-vram-strict": _FLAG,
+    "juice-match-labels": _VALUE,
+    "juice-tolerates": _VALUE,
 }
 
 # Known to Slurm, accepted and without effect here; listed so that abbreviations are as (un)ambiguous as there.
@@ -123,7 +126,10 @@ def read_options(words: Sequence[str], command: str = "sbatch") -> list[tuple[st
             if not names:
                 raise refuse(f"unrecognized option '{word}'")
             if len(names) > 1:
-                possible = " ".join(f"'--{name}'" for name in sorted(names))
+                # getopt lists Slurm's own options first, then the plugins' in their order.
+                own = sorted(name for name in names if not name.startswith("juice-"))
+                plugins = [name for name in names if name.startswith("juice-")]
+                possible = " ".join(f"'--{name}'" for name in own + plugins)
                 raise refuse(f"option '{word}' is ambiguous; possibilities: {possible}")
             name = names[0]
             kind = _ALL[name]

@@ -119,6 +119,10 @@ class SimulatedSlurm(Slurm):
         self.directory = self._given_directory or Path(tempfile.mkdtemp(prefix="simulated-slurm-"))
         for name in ("log", "state", "spool"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
+        if self._as_user:
+            # The users must reach their job scripts; mkdtemp keeps everybody out.
+            for path in (self.directory, self.directory / "spool"):
+                path.chmod(0o711)
         self._log_path = self.directory / "log" / "slurmctld.log"
         self._log_file = open(self._log_path, "a", encoding="utf-8")  # noqa: SIM115 closed in stop
         self._state_path = self.directory / "state" / "job_state"
@@ -184,7 +188,10 @@ class SimulatedSlurm(Slurm):
         env: Mapping[str, str] | None = None,
         user_id: int | None = None,
         cwd: Path | None = None,
+        job_control: Mapping[str, str] | None = None,
     ) -> int:
+        """`job_control` is what a user with a plugstack of his own hands to the hooks past our plugin: any names (the
+        prefix SPANK_ is forced) and any values."""
         specs = read_batch_script(
             script,
             options,
@@ -192,6 +199,8 @@ class SimulatedSlurm(Slurm):
             user=_user(user_id),
             cwd=cwd or Path.cwd(),
         )
+        if job_control:
+            specs = [replace(spec, spank_env={**spec.spank_env, **job_control}) for spec in specs]
         return self._submit(specs, "sbatch: error: Batch job submission failed")
 
     def srun(
@@ -520,7 +529,8 @@ class SimulatedSlurm(Slurm):
             marker=spool / f"pid.{step}",
             user_id=user_id,
         )
-        launch = Launch(job_id, job.spec.user_id, job.spec.spank_env.get("JUICE_POOL", ""), task)
+        restarts = job.restarts if job.spec.batch else None
+        launch = Launch(job_id, job.spec.user_id, bool(job.spec.spank_env.get("JUICE_POOL")), restarts, task)
         node_step = NodeStep(launch, self._node_settings, self._runner)
         thread = threading.Thread(target=self._run_step, args=(step, node_step), name=f"job {job_id}", daemon=True)
         self._steps[step] = node_step

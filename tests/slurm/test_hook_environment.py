@@ -156,8 +156,6 @@ def test_juice_options_reach_both_hooks(simulated):
             "SPANK_JUICE_POOL": "test pool",
             "SPANK_JUICE_GPU_COUNT": "1",
             "SPANK_JUICE_VRAM": "2684354560",
-            "SPANK__SLURM_SPANK_OPTION_juice_juice_pool": "test pool",
-            "SPANK__SLURM_SPANK_OPTION_juice_juice_vram": "2.5",
         }
 
 

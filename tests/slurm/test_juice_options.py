@@ -1,4 +1,4 @@
-"""The plugin's rules at submit time."""
+"""The plugin's rules at submit time: the table that the C plugin is tested with, and who says what to the user."""
 
 from __future__ import annotations
 
@@ -7,83 +7,72 @@ from pathlib import Path
 
 import pytest
 
-from fake_cluster.slurm.batch_script import read_batch_script
+from fake_cluster.slurm.batch_script import read_batch_script, read_srun
 from fake_cluster.slurm.interface import SubmitError
 from fake_cluster.slurm.juice_options import JuiceOptions
+from fake_cluster.slurm.sbatch_options import read_options
 
-CASES = json.loads((Path(__file__).parent.parent / "vram_cases.json").read_text())
+TESTS = Path(__file__).parent.parent
+OPTION_CASES = json.loads((TESTS / "spank" / "option_cases.json").read_text("utf-8"))
+VRAM_CASES = json.loads((TESTS / "vram_cases.json").read_text("utf-8"))
+USER = {"user_id": 1}
 
 
-def options(*given, environment=None):
+def settle(options, environment=None):
     juice = JuiceOptions()
-    juice.defaults(environment or {})
-    juice.source([one.split("=", 1) for one in given])
-    return juice
+    juice.give(read_options(options))
+    return juice.settle(environment or {})
 
 
-def test_a_pool_alone_is_one_whole_gpu():
-    assert options("juice-pool=test").environment() == {"JUICE_POOL": "test", "JUICE_GPU_COUNT": "1"}
+@pytest.mark.parametrize("case", OPTION_CASES, ids=[case["name"] for case in OPTION_CASES])
+def test_case_of_the_plugins_own_table(case):
+    if "error" in case:
+        with pytest.raises(SubmitError) as refused:
+            settle(case["options"], case.get("env"))
+        assert str(refused.value).splitlines()[0] == "sbatch: error: juice: " + case["error"]
+    else:
+        assert settle(case["options"], case.get("env")) == case["control"]
 
 
-def test_no_option_is_no_juice_job():
-    assert options().environment() == {}
-
-
-def test_size_arrives_in_bytes_and_raw_as_given():
-    juice = options("juice-pool=test", "juice-vram=2.5", "juice-gpu-count=01")
-    assert juice.environment()["JUICE_VRAM"] == "2684354560"
-    assert juice.raw() == {"juice_juice_pool": "test", "juice_juice_gpu_count": "01", "juice_juice_vram": "2.5"}
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: repr(case["text"]))
+@pytest.mark.parametrize("case", VRAM_CASES, ids=lambda case: repr(case["text"]))
 def test_sizes_of_the_common_table(case):
     if case.get("error"):
-        with pytest.raises(SubmitError, match="^juice: --juice-vram: "):
-            options("juice-pool=p", f"juice-vram={case['text']}")
+        with pytest.raises(SubmitError, match=r"^sbatch: error: juice: --juice-vram: "):
+            settle(["--juice-pool=p", f"--juice-vram={case['text']}"])
     else:
-        assert options("juice-pool=p", f"juice-vram={case['text']}").environment()["JUICE_VRAM"] == str(case["bytes"])
+        assert settle(["--juice-pool=p", f"--juice-vram={case['text']}"])["JUICE_VRAM"] == str(case["bytes"])
+
+
+def test_wrong_value_is_told_as_sbatch_does():
+    with pytest.raises(SubmitError) as refused:
+        read_batch_script(
+            "#!/bin/sh\n#SBATCH --juice-pool=a\n", ["--juice-pool=b"], environment={}, user=USER, cwd=TESTS
+        )
+    assert str(refused.value) == (
+        'sbatch: error: juice: --juice-pool: given as "a" and as "b"; accepted: one value\n'
+        "sbatch: error: Invalid --juice-pool argument: b"
+    )
+
+
+def test_wrong_combination_is_told_as_srun_does():
+    with pytest.raises(SubmitError) as refused:
+        read_srun(["hostname"], ["--juice-gpu-count=4"], environment={}, user=USER, cwd=TESTS)
+    assert str(refused.value) == (
+        'srun: error: juice: --juice-gpu-count: "4" needs a pool; add --juice-pool=NAME\n'
+        "srun: error: spank: required plugin juice.so: init_post_opt() failed with rc=-1\n"
+        "srun: error: Plugin stack post-option processing failed."
+    )
+
+
+def test_components_of_a_het_job_have_their_own():
+    script = "#!/bin/sh\n#SBATCH --juice-pool=a\n#SBATCH hetjob\n#SBATCH -n 2\n#SBATCH hetjob\n#SBATCH --juice-pool=b\n"
+    specs = read_batch_script(script, environment={}, user=USER, cwd=TESTS)
+    assert [spec.spank_env.get("JUICE_POOL") for spec in specs] == ["a", None, "b"]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["juice-gpu-count=2"], "juice: --juice-gpu-count needs --juice-pool"),
-        (["juice-vram=2"], "juice: --juice-vram needs --juice-pool"),
-        (["juice-pool=a", "juice-gpu-count=2", "juice-vram=2"], "juice: --juice-vram is for single-GPU sessions"),
-        (["juice-pool="], "juice: --juice-pool: empty value; give the name of a pool"),
-        (["juice-pool=a", "juice-pool=b"], "juice: --juice-pool given twice with different values: a and b"),
-        (["juice-pool=" + "x" * 256], "juice: --juice-pool: " + "x" * 40 + "...: a pool name has at most 255 bytes"),
-        (["juice-pool=a\nb"], "juice: --juice-pool: a pool name has printable characters only"),
-        (["juice-gpu-count=0"], "juice: --juice-gpu-count: 0: give a whole number from 1 to 1024"),
-        (["juice-gpu-count=-1"], "juice: --juice-gpu-count: -1: give a whole number from 1 to 1024"),
-        (["juice-gpu-count=2.0"], "juice: --juice-gpu-count: 2.0: give a whole number from 1 to 1024"),
-        (["juice-gpu-count=٣"], "juice: --juice-gpu-count: ٣: give a whole number from 1 to 1024"),
-        (["juice-gpu-count=1025"], "juice: --juice-gpu-count: 1025: give a whole number from 1 to 1024"),
-    ],
+    "option", ["--juice-p=x", "--juice-po", "--juice-g=2", "--juice-vram-s", "--juice-m=a", "--juice-t=a=b"]
 )
-def test_what_is_refused(given, words):
-    with pytest.raises(SubmitError) as refused:
-        options(*given).environment()
-    assert str(refused.value).startswith(words)
-    assert "\n" not in str(refused.value)
-
-
-def test_same_value_twice_is_fine():
-    juice = options("juice-pool=a", "juice-pool=a", "juice-vram=1", "juice-vram=1GiB")
-    assert juice.environment() == {"JUICE_POOL": "a", "JUICE_GPU_COUNT": "1", "JUICE_VRAM": str(2**30)}
-
-
-def test_names_of_255_bytes_and_of_other_scripts_are_fine():
-    assert options("juice-pool=" + "é" * 127).environment()["JUICE_POOL"] == "é" * 127
-
-
-def test_environment_gives_defaults_which_options_override():
-    environment = {"JUICE_POOL": "env", "JUICE_GPU_COUNT": "2", "JUICE_VRAM": ""}
-    assert options(environment=environment).environment() == {"JUICE_POOL": "env", "JUICE_GPU_COUNT": "2"}
-    assert options("juice-pool=line", environment=environment).environment()["JUICE_POOL"] == "line"
-    assert options(environment={"JUICE_VRAM": "nonsense"}).environment() == {}
-
-
-def test_refusal_reaches_the_user_with_the_commands_name():
-    with pytest.raises(SubmitError, match="^sbatch: error: juice: --juice-vram needs --juice-pool"):
-        read_batch_script("#!/bin/sh\n#SBATCH --juice-vram=4\n", environment={}, user={"user_id": 1}, cwd=Path("/"))
+def test_abbreviations(option):
+    words = [option, "x"] if option == "--juice-po" else [option]
+    assert len(read_options(words)) == 1
