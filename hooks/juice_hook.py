@@ -101,6 +101,14 @@ def label_pairs(text):
     return pairs
 
 
+def os_error_text(error):
+    """An error with its errno's name, so that the log tells what the system said."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    where = " (%s)" % error.filename if isinstance(error.filename, str) else ""
+    return "%s: %s%s" % (errno.errorcode.get(error.errno, error.errno), error.strerror, where)
+
+
 # --- The settings and the job -------------------------------------------------------------------------------------
 
 
@@ -234,8 +242,8 @@ def requirements(job):
 
 
 class Effect:
-    """Something that a generator wants done: `method` of the driver, called with `values`. An OSError that it raises
-    is raised in the generator, at its yield. Paths are relative to the state directory; times are seconds."""
+    """Something that a generator wants done: `method` of the driver, called with `values`. An OSError or SiteFault that it
+    raises is raised in the generator, at its yield. Paths are relative to the state directory; times are seconds."""
 
     method = ""
 
@@ -246,60 +254,24 @@ class Effect:
         return "%s%r" % (type(self).__name__, self.values)
 
 
-class CheckSite(Effect):  # (cluster) -> None; SiteFault when settings, token, key or directories cannot be used
-    method = "check_site"
+def effect(name, method):
+    return type(name, (Effect,), {"method": method})
 
 
-class Clock(Effect):  # () -> (Unix time, time that never jumps)
-    method = "clock"
-
-
-class Sleep(Effect):  # (seconds)
-    method = "sleep"
-
-
-class RandomHex(Effect):  # (bytes) -> text
-    method = "random_hex"
-
-
-class Log(Effect):  # (is an error, text)
-    method = "log"
-
-
-class Request(Effect):  # (method, path, body text or None, idempotency key or None, time-out) -> Reply
-    method = "request"
-
-
-class ReadFile(Effect):  # (path) -> bytes, or None when there is none
-    method = "read_file"
-
-
-class WriteFile(Effect):  # (path, bytes, mode): on return it is on the disk, whole; before, the old one is
-    method = "write_file"
-
-
-class Rename(Effect):  # (old path, new path)
-    method = "rename"
-
-
-class RemoveFile(Effect):  # (path); no error when there is none
-    method = "remove_file"
-
-
-class ListDir(Effect):  # (path) -> [(name, time of last change)]
-    method = "list_dir"
-
-
-class Lock(Effect):  # (path) -> True, or False when another process holds it; freed when its holder dies
-    method = "lock"
-
-
-class Unlock(Effect):  # (path)
-    method = "unlock"
-
-
-class Seal(Effect):  # (cluster, job id, user id, [(name, value)]) -> bytes of a session file
-    method = "seal"
+CheckSite = effect("CheckSite", "check_site")  # (cluster or None, is the key needed); SiteFault when unusable
+Clock = effect("Clock", "clock")  # () -> (Unix time, time that never jumps)
+Sleep = effect("Sleep", "sleep")  # (seconds)
+RandomHex = effect("RandomHex", "random_hex")  # (number of bytes) -> text
+Log = effect("Log", "log")  # (is it an error, text)
+Request = effect("Request", "request")  # (method, path, body text or None, idempotency key or None, time-out) -> Reply
+ReadFile = effect("ReadFile", "read_file")  # (path) -> bytes, or None when there is none
+WriteFile = effect("WriteFile", "write_file")  # (path, bytes, mode); the old file until the new one is on the disk, whole
+Rename = effect("Rename", "rename")  # (old path, new path)
+RemoveFile = effect("RemoveFile", "remove_file")  # (path); no error when there is none
+ListDir = effect("ListDir", "list_dir")  # (path) -> [(name, time of its last change)]
+Lock = effect("Lock", "lock")  # (path) -> True, or False when another process holds it; freed when its holder dies
+Unlock = effect("Unlock", "unlock")  # (path)
+Seal = effect("Seal", "seal")  # (cluster, job id, user id, [(name, value)]) -> the bytes of a session file
 
 
 class Reply:
@@ -398,17 +370,24 @@ def open_session(path, key, cluster, job_id, uid, owners=(0,)):
     """The fields of the session file at `path`, opened without following a link. Raises SessionFileError, with kind
     `missing`, `link`, `type` or `owner` besides those of unseal_session()."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        data = read_regular(path, MAX_SESSION_FILE + 1, owners)
     except OSError as error:
-        kind = {errno.ENOENT: "missing", errno.ELOOP: "link"}.get(error.errno, "type")
-        raise SessionFileError(kind, "the session file cannot be opened: %s" % os.strerror(error.errno))
+        kind = {errno.ENOENT: "missing", errno.ELOOP: "link", errno.EPERM: "owner"}.get(error.errno, "type")
+        raise SessionFileError(kind, "the session file cannot be used: %s" % os_error_text(error))
+    return unseal_session(data, key, cluster, job_id, uid)
+
+
+def read_regular(path, limit, owners=None):
+    """The first `limit` bytes of a regular file, without following a link or waiting for a pipe. OSError: ELOOP for a link,
+    EPERM when it belongs to none of `owners`, EINVAL for what is no regular file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise SessionFileError("type", "the session file is not a regular file")
-        if found.st_uid not in owners:
-            raise SessionFileError("owner", "the session file belongs to user %d" % found.st_uid)
-        return unseal_session(read_whole(fd, MAX_SESSION_FILE + 1), key, cluster, job_id, uid)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if owners is not None and found.st_uid not in owners:
+            raise OSError(errno.EPERM, "it belongs to user %d" % found.st_uid, path)
+        return read_whole(fd, limit)
     finally:
         os.close(fd)
 
@@ -870,6 +849,11 @@ def release(attempt, until):
         if reply.status >= 400:
             return
         session = session_id(reply)
+    yield from delete(session, until)
+
+
+def delete(session, until):
+    """Close a session; that it is gone already is as good."""
     reply = yield from ask(until, "DELETE", "/v1/session/" + session, not_found=True)
     if reply.status >= 300 and not reply.says_not_found():
         raise TryLater("DELETE of a session: %s" % reply.reason())
@@ -998,12 +982,6 @@ def epilog(job, settings):
         return 1
 
 
-def delete(session, until):
-    reply = yield from ask(until, "DELETE", "/v1/session/" + session, not_found=True)
-    if reply.status >= 300 and not reply.says_not_found():
-        raise TryLater("DELETE of a session: %s" % reply.reason())
-
-
 def list_sessions(prefix, until):
     """The open sessions of this cluster's jobs as [(id, job id, restart count, Unix time of the request)], or None when the
     controller does not list sessions."""
@@ -1034,7 +1012,7 @@ def unix_time(text):
 # --- Reconcile: what the hooks could not finish ---------------------------------------------------------------------
 
 
-def reconcile(settings, queue, dry_run=False):
+def reconcile(settings, queue):
     """Generator of effects; returns the exit code. `queue`: {job id: (restart count or None, state)} of all jobs that Slurm
     has, or None when that is not known: then only what was already due is released."""
     try:
@@ -1045,70 +1023,54 @@ def reconcile(settings, queue, dry_run=False):
         sessions = None
         if queue is not None and cluster:
             sessions = yield from list_sessions(key_part(cluster), now + settings.wait)
-        elif queue is not None:
-            yield Log(False, "no prolog has run yet and JUICE_CLUSTER is not set: sessions are not compared")
-        return (yield from settle(settings, queue, sessions, wall, dry_run))
+        return (yield from settle(settings, queue, sessions, wall))
     except (TryLater, SiteFault, OSError) as error:
         yield Log(True, "reconcile: %s" % os_error_text(error))
         return 1
 
 
-def settle(settings, queue, sessions, wall, dry_run):
+def settle(settings, queue, sessions, wall):
     """Release what nobody owns, in the journal, among the controller's sessions and in the state directory."""
-    counts = {"released": 0, "left": 0, "files": 0}
-    known, unknown, damaged = set(), set(), []  # session ids; (job id, restart) whose id is not known; files
+    released = left = files = 0
+    known, unknown, aside = set(), set(), []  # ids of sessions; (job id, restart) whose id is not known; other files
     for name, changed in (yield ListDir("journal")):
         stem, _, kind = name.partition(".")
         if kind == "json" and stem.isdigit():
             job_id = int(stem)
-            due, kept = yield from inspect(job_id, over_for(job_id, queue, wall), dry_run)
+            due, kept, _ = yield from locked(job_id, retire(job_id, over_for(job_id, queue, wall)))
             known.update(attempt["session"] for attempt in kept)
             unknown.update((job_id, attempt["restart"]) for attempt in kept if not attempt["session"])
-            if dry_run:
-                left = 0
-                for attempt in due:
-                    yield Log(False, "would release start %d of job %d, session %s"
-                              % (attempt["restart"], job_id, attempt["session"] or "unknown"))  # fmt: skip
-            else:
-                _, now = yield Clock()
-                left = yield from release_all(job_id, due, now + settings.wait)
-            counts["left"] += left
-            counts["released"] += len(due) - left
+            _, now = yield Clock()
+            failed = yield from release_all(job_id, due, now + settings.wait)
+            left += failed
+            released += len(due) - failed
         elif wall - changed > GRACE:
-            damaged.append("journal/" + name)
-    lost = 0
+            aside.append("journal/" + name)
     for session, job_id, restart, requested in sessions or ():
         if session in known or (job_id, restart) in unknown or requested is None or wall - requested < GRACE:
             continue
         if is_owned(job_id, restart, queue):
             yield Log(True, "session %s of job %d is not in the journal, but the job is there: left alone" % (session, job_id))
             continue
-        lost += 1
-        yield Log(False, "%s session %s of job %d, which nobody owns" % ("would release" if dry_run else "releasing", session, job_id))
-        if not dry_run:
-            _, now = yield Clock()
-            yield from delete(session, now + settings.wait)
-    counts["released"] += lost
-    for path in damaged:
+        yield Log(False, "session %s of job %d is in no journal and the job is gone: releasing it" % (session, job_id))
+        _, now = yield Clock()
+        yield from delete(session, now + settings.wait)
+        released += 1
+    for path in aside:
         if sessions is None and path.endswith(".damaged"):
-            yield Log(True, "%s: a damaged journal. The controller's sessions of that job could not be compared; look there for "
-                      "them, release them, then remove this file" % path)  # fmt: skip
-            counts["left"] += 1
+            yield Log(True, "%s: a damaged journal, and no list of sessions to compare it with; look at the controller for "
+                      "sessions of that job, release them, then remove this file" % path)  # fmt: skip
+            left += 1
         else:
-            counts["files"] += 1
-            yield Log(False, "%s stale file %s" % ("would remove" if dry_run else "removing", path))
-            if not dry_run:
-                yield RemoveFile(path)
+            yield RemoveFile(path)
+            files += 1
     for name, changed in (yield ListDir("sessions")):
         stem, _, kind = name.partition(".")
         if wall - changed > GRACE and not (kind == "session" and stem.isdigit() and (yield from is_live(int(stem)))):
-            counts["files"] += 1
-            yield Log(False, "%s stale file sessions/%s" % ("would remove" if dry_run else "removing", name))
-            if not dry_run:
-                yield RemoveFile("sessions/" + name)
-    yield Log(False, "reconcile: %d session(s) %sreleased, %d left, %d stale file(s)"
-              % (counts["released"], "to be " if dry_run else "", counts["left"], counts["files"]))  # fmt: skip
-    return 1 if counts["left"] else 0
+            yield RemoveFile("sessions/" + name)
+            files += 1
+    yield Log(False, "reconcile: %d session(s) released, %d left, %d stale file(s) removed" % (released, left, files))
+    return 1 if left else 0
 
 
 def is_owned(job_id, restart, queue):
@@ -1129,20 +1091,6 @@ def over_for(job_id, queue, wall):
         return queue is not None and wall - attempt["at"] > GRACE and not is_owned(job_id, attempt["restart"], queue)
 
     return is_over
-
-
-def inspect(job_id, is_over, dry_run):
-    """`(attempts to release, all attempts)` of one job; marks the former unless `dry_run`."""
-    if dry_run:
-        data = yield ReadFile(journal_path(job_id))
-        try:
-            attempts = parse_journal(data) if data is not None else []
-        except ValueError:
-            yield Log(True, "%s is damaged" % journal_path(job_id))
-            attempts = []
-        return [a for a in attempts if is_over(a) and a["state"] != "denied"], attempts
-    due, kept, _ = yield from locked(job_id, retire(job_id, is_over))
-    return due, kept
 
 
 def is_live(job_id):
@@ -1188,14 +1136,6 @@ def run(generator, machine):
             step, value = generator.send, getattr(machine, effect.method)(*effect.values)
         except (OSError, SiteFault, SessionFileError) as error:
             step, value = generator.throw, error
-
-
-def os_error_text(error):
-    """An error with its errno, so that the log tells what the system said."""
-    if not isinstance(error, OSError) or error.errno is None:
-        return str(error)
-    where = " (%s)" % error.filename if isinstance(error.filename, str) else ""
-    return "%s: %s%s" % (errno.errorcode.get(error.errno, error.errno), os.strerror(error.errno), where)
 
 
 class Machine:
@@ -1266,7 +1206,7 @@ class Machine:
         if problem:
             return problem + "" if "chmod" in problem else problem + "; make one with: juice_hook.py keygen"
         try:
-            self.key = self.read_regular(path, 64)
+            self.key = read_regular(path, 64)
         except OSError as error:
             return "the key file %s cannot be read: %s" % (path, os_error_text(error))
         if len(self.key) != 32 or not self.key.strip(b"\0"):
@@ -1348,20 +1288,9 @@ class Machine:
     def path(self, name):
         return os.path.join(self.settings.state_dir, name)
 
-    def read_regular(self, path, limit):
-        """The bytes of a regular file, without following a link or waiting for a pipe."""
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
-                raise OSError(errno.EINVAL, "not a regular file of a sensible size", path)
-            return read_whole(fd, limit)
-        finally:
-            os.close(fd)
-
     def read_file(self, name):
         try:
-            return self.read_regular(self.path(name), 4 << 20)
+            return read_regular(self.path(name), 4 << 20)
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return None
@@ -1482,6 +1411,32 @@ class Machine:
                 text = "no answer within %.1f s (ETIMEDOUT)" % timeout if timed_out else os_error_text(error)
                 where = "" if sent else "connection to %s:%d: " % (host, settings.port)
                 return Reply(0, error=where + text, sent=sent)
+
+
+class DryRun(Machine):
+    """Reads for real, but changes nothing: prints what would be done."""
+
+    def would(self, *what):
+        say("would " + " ".join(what))
+
+    def write_file(self, name, data, mode):
+        self.would("write", name)
+
+    def rename(self, old, new):
+        self.would("rename", old, new)
+
+    def remove_file(self, name):
+        if os.path.lexists(self.path(name)):
+            self.would("remove", name)
+
+    def log(self, is_error, text):
+        say("dry run: " + one_line(text))
+
+    def request(self, method, path, body, key, timeout):
+        if method == "GET":
+            return Machine.request(self, method, path, body, key, timeout)
+        self.would(method, path)
+        return Reply(404)
 
 
 class StaleConnection(Exception):
@@ -1791,15 +1746,22 @@ def main(argv):
             machine.log(True, str(error))
             return 1
         machine.label = "%s job=%d start=%d" % (verb, job.id, job.restart)
-        return run((prolog if verb == "prolog" else epilog)(job, settings), machine)
-    machine = Machine(settings, verb, token, echo=True)
+        try:
+            return run((prolog if verb == "prolog" else epilog)(job, settings), machine)
+        except Exception as error:  # a fault of this file: one line in the log tells more people than a traceback
+            where = sys.exc_info()[2]
+            while where.tb_next:
+                where = where.tb_next
+            machine.log(True, "exit 1, a fault in juice_hook.py, line %d: %r; please report it" % (where.tb_lineno, error))
+            return 1
+    machine = (DryRun if "--dry-run" in rest else Machine)(settings, verb, token, echo=True)
     try:
-        if verb == "reconcile" and not set(rest) - {"--dry-run"}:
-            return run(reconcile(settings, None, "--dry-run" in rest), machine)
-        if verb == "reconcile" and "--queue" in rest and rest[-1] != "--queue":
-            where = rest.pop(rest.index("--queue") + 1)
-            if not set(rest) - {"--dry-run", "--queue"}:
-                return run(reconcile(settings, parse_queue(read_queue(where)), "--dry-run" in rest), machine)
+        if verb == "reconcile":
+            rest = [word for word in rest if word != "--dry-run"]
+            if not rest:
+                return run(reconcile(settings, None), machine)
+            if len(rest) == 2 and rest[0] == "--queue":
+                return run(reconcile(settings, parse_queue(read_queue(rest[1]))), machine)
         if verb == "show" and len(rest) == 1:
             return show(machine, rest[0])
         if verb == "check" and not rest:

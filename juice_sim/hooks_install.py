@@ -9,9 +9,22 @@ from pathlib import Path
 from .resources import hooks_dir
 
 SETTINGS = frozenset(
-    f"JUICE_{name}"
-    for name in ["CONTROLLER", "TOKEN", "TOKEN_FILE", "STATE_DIR", "KEY_FILE", "CA_FILE", "WAIT", "POOLS", "CLUSTER", "LOG", "PYTHON", "ALLOW_HTTP"]
+    {
+        "JUICE_ALLOW_HTTP",
+        "JUICE_CA_FILE",
+        "JUICE_CLUSTER",
+        "JUICE_CONTROLLER",
+        "JUICE_KEY_FILE",
+        "JUICE_LOG",
+        "JUICE_POOLS",
+        "JUICE_PYTHON",
+        "JUICE_STATE_DIR",
+        "JUICE_TOKEN",
+        "JUICE_TOKEN_FILE",
+        "JUICE_WAIT",
+    }
 )
+"""All names that juice-config.sh may set; see docs/contracts.md, section 2."""
 
 
 def install_hooks(
@@ -25,9 +38,9 @@ def install_hooks(
 ) -> Path:
     """Copy the hooks to `target` and return it; `target / "juice-prolog.sh"` is what slurmctld is to run.
 
-    `token` goes into a file `token` of mode 0400 beside the hooks (None: no token). `state_dir` is made if missing, mode
-    0755. `key_file` None makes a key `session.key` beside the hooks; a path that does not exist is made, one that exists
-    is used. Further settings are those of docs/contracts.md section 2 in lower case without `JUICE_`: `wait=5`,
+    `token` goes into a file `token` of mode 0400 beside the hooks (None: no token). `state_dir` is made if missing,
+    mode 0755. `key_file` None makes a key `session.key` beside the hooks; a path that does not exist is made, one that
+    exists is used. Further settings are those of docs/contracts.md section 2 in lower case without `JUICE_`: `wait=5`,
     `pools="test=<uuid>"`, `ca_file=...`, `python=...`; None leaves the default. ValueError for a setting that does not
     exist. May be called again to change the settings: files are replaced, the key stays.
     """

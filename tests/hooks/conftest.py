@@ -54,8 +54,8 @@ def wait_for_fixture() -> Callable[..., Any]:
 
 
 class Juice:
-    """A controller and one agent in pool `test`. The agent starts and ends sessions as fast as it can; its clock of the
-    controller can be moved."""
+    """A controller and one agent in pool `test`. The agent starts and ends sessions as fast as it can; the controller's
+    clock can be moved."""
 
     def __init__(self, gpus: int = 2, quirks: str = "", **server: Any) -> None:
         self.now_offset = 0.0
@@ -133,6 +133,7 @@ class Juice:
         return self.call("POST", "/v1/m2m", body)
 
     def stop(self) -> None:
+        self.call("DELETE", "/v1/faults")
         self.ended.set()
         self.thread.join()
         self.http.close()
@@ -209,9 +210,9 @@ class Site:
     def epilog(self, *args: Any, **kwargs: Any) -> int:
         return self.hook.run(self.hook.epilog(self.job(*args, **kwargs), self.settings), self.machine("epilog"))
 
-    def reconcile(self, queue: Any, later_s: float = 1000.0, dry_run: bool = False) -> int:
+    def reconcile(self, queue: Any, later_s: float = 1000.0) -> int:
         """Run reconcile as if `later_s` seconds had passed."""
-        return self.hook.run(self.hook.reconcile(self.settings, queue, dry_run), self.machine("reconcile", later_s))
+        return self.hook.run(self.hook.reconcile(self.settings, queue), self.machine("reconcile", later_s))
 
     def shell(self, name: str, *args: str, env: dict[str, str] | None = None, **kwargs: Any) -> Any:
         """Run a wrapper (or juice_hook.py) as slurmctld does: nothing but `env` in its environment."""

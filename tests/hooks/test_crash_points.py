@@ -187,3 +187,30 @@ def test_soperator_829_the_next_prolog_cleans_up_what_an_earlier_start_left(site
     assert len(juice.settled()) == 1
     assert site.fields()["restart_count"] == "1"
     assert [a["restart"] for a in site.attempts()] == [1]
+
+
+def test_an_orphaned_prolog_that_gives_up_spares_the_session_of_its_successor(site, juice, process):
+    juice.held.set()
+    orphan = process(site, "prolog")
+    while not site.attempts() or not site.attempts()[0]["session"]:
+        assert orphan.step()
+    while orphan.holds_a_lock:
+        orphan.step()
+    juice.held.clear()
+    assert site.prolog() == 0
+    wall_and_steady = orphan.machine.clock()
+    orphan.machine.clock = lambda: (wall_and_steady[0], wall_and_steady[1] + 1000)
+    orphan.machine.request = lambda *args: orphan.hook.Reply(0, error="a partition")
+    assert orphan.run() == 1
+    assert [s["id"] for s in juice.settled()] == [site.fields()["session_id"]]
+    assert [a["state"] for a in site.attempts()] == ["asked"]
+
+
+def test_a_fault_of_the_hook_itself_is_one_line_in_the_log(site, juice):
+    (site.hooks / "juice_hook.py").write_text(
+        (site.hooks / "juice_hook.py").read_text().replace("def reserve(job, body, until):", "def reserve(job, body):")
+    )
+    result = site.shell("juice-prolog.sh", env=site.environment())
+    assert result.returncode == 1
+    assert "a fault in juice_hook.py, line" in site.log()
+    assert "Traceback" not in result.stderr

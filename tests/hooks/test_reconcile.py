@@ -50,7 +50,7 @@ def test_dry_run_changes_nothing(site, juice):
     age(site)
     before = (site.state / "journal" / "12.json").read_bytes()
     result = reconcile(site, HEADER, "--dry-run")
-    assert "would release start 0 of job 12" in result.stdout and "1 session(s) to be released" in result.stdout
+    assert "would DELETE /v1/session/" in result.stdout and "would remove sessions/12.session" in result.stdout
     assert len(juice.settled()) == 1
     assert (site.state / "journal" / "12.json").read_bytes() == before
     assert site.fields()["verdict"] == "granted"

@@ -110,22 +110,28 @@ def test_403_is_the_sites_fault(site_of, juice):
     assert juice.sessions() == [] and site.leftovers() == []
 
 
-def without(site, name):
-    (site.hooks / name).unlink()
+def rewrite(path, data):
+    path.chmod(0o600)
+    path.write_bytes(data)
 
 
 FAULTS = [
-    ("no key", lambda site: without(site, "session.key"), "keygen"),
+    ("no key", lambda site: (site.hooks / "session.key").unlink(), "keygen"),
     ("key readable by others", lambda site: (site.hooks / "session.key").chmod(0o444), "chmod 0400"),
-    ("short key", lambda site: ((site.hooks / "session.key").chmod(0o600), (site.hooks / "session.key").write_bytes(b"x" * 31)), "32 random bytes"),
-    ("null key", lambda site: ((site.hooks / "session.key").chmod(0o600), (site.hooks / "session.key").write_bytes(bytes(32))), "32 random bytes"),
+    ("short key", lambda site: rewrite(site.hooks / "session.key", b"x" * 31), "32 random bytes"),
+    ("null key", lambda site: rewrite(site.hooks / "session.key", bytes(32)), "32 random bytes"),
     ("state directory writable by others", lambda site: site.state.chmod(0o777), "chmod go-w"),
     ("state directory missing", lambda site: site.state.rename(site.base / "elsewhere"), "ENOENT"),
-    ("state directory of another cluster", lambda site: (site.state / "cluster").write_text("other\n"), 'used by cluster "other"'),
+    (
+        "state directory of another cluster",
+        lambda site: (site.state / "cluster").write_text("other"),
+        'by cluster "other"',
+    ),
     ("file for a directory", lambda site: (site.state / "sessions").write_text(""), "not a directory"),
-    ("empty token", lambda site: ((site.hooks / "token").chmod(0o600), (site.hooks / "token").write_text("")), "empty"),
-    ("no token file", lambda site: without(site, "token"), "ENOENT"),
-]  # fmt: skip
+    ("empty token", lambda site: rewrite(site.hooks / "token", b""), "empty"),
+    ("token on two lines", lambda site: rewrite(site.hooks / "token", b"m2m\nx"), "on one line"),
+    ("no token file", lambda site: (site.hooks / "token").unlink(), "ENOENT"),
+]
 
 
 @pytest.mark.parametrize(("name", "breaks", "remedy"), FAULTS, ids=[name for name, _, _ in FAULTS])
@@ -239,7 +245,7 @@ def test_requests_stay_below_4096_bytes(site_of, hook):
 
 def test_a_hanging_controller_is_left_in_time(site_of, juice):
     site = site_of(juice, wait=2)
-    juice.faults({"method": "*", "path": "/v1", "action": "hang"})
+    juice.faults({"method": "POST", "path": "/v1/request", "action": "hang"})
     started = time.monotonic()
     assert site.prolog(POOL=juice.pool_id) == 1
     assert time.monotonic() - started < 8
