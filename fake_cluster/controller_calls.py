@@ -1,5 +1,5 @@
-"""What a run asks of the controller for itself: pools, tokens, faults. Repeated until it is answered, for the controller
-may be down and its replies may be spoiled by the run's own faults."""
+"""What a run asks of the controller for itself: pools, tokens, faults. Repeated until it is answered, for the
+controller may be down and its replies may be spoiled by the run's own faults."""
 
 from __future__ import annotations
 

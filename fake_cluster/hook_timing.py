@@ -1,7 +1,7 @@
 """Measures hooks where they run: a wrapper of a few shell builtins around each, and what its log tells.
 
-The wrapper starts no program but the hook, passes its exit code on and dies of the signal that the hook died of, so that
-slurmctld sees what it would see without it.
+The wrapper starts no program but the hook, passes its exit code on and dies of the signal that the hook died of, so
+that slurmctld sees what it would see without it.
 """
 
 from __future__ import annotations

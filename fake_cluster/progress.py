@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a bar on a terminal, a plain line now and then elsewhere; and the table at its end."""
+"""What a run shows while it goes: a bar on a terminal, a plain line now and then elsewhere; the table at its end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Injects the faults of a scenario into a running world, at their times or once enough has happened, and undoes them.
 
-One thread does it all, in order. What it does goes into the record; a fault that could not be injected goes in as a note,
-and the check that each fault took place tells it.
+One thread does it all, in order. What it does goes into the record; a fault that could not be injected goes in as a
+note, and the check that each fault took place tells it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Injector:
         self._stopping = False
         self._undo: dict[tuple[int, str], Callable[[], None]] = {}
         self._rules: dict[int, dict[str, object]] = {}
+        self._controller_up = True
         self._to_cancel: list[
             tuple[Fault, int]
         ] = []  # scancel_in_prolog: fault and how many jobs are still to be cancelled
@@ -68,7 +69,7 @@ class Injector:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(120.0)
-        for key in list(self._undo):
+        for key in sorted(self._undo, key=lambda key: key[1] != "controller"):  # the others may need it
             self._undone(key)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
@@ -95,17 +96,27 @@ class Injector:
         def inject() -> None:
             if number < fault.when.times:
                 self._at(self._now() + fault.when.every, self._injection(fault, number + 1))
-            try:
-                getattr(self, f"_{fault.kind}")(fault)
-            except ERRORS as error:
-                self._history.add(Noted(time.time(), f"{fault.label} could not be injected: {error}"))
+            self._try(getattr(self, f"_{fault.kind}"), fault)
 
         return inject
+
+    def _try(self, inject: Callable[[Fault], None], fault: Fault) -> None:
+        try:
+            inject(fault)
+        except ERRORS as error:
+            self._history.add(Noted(time.time(), f"{fault.label} could not be injected: {error}"))
 
     def _done(self, fault: Fault, target: str = "", detail: str = "") -> None:
         self._history.add(FaultInjected(time.time(), fault.position, fault.kind, fault.label, target, detail))
 
-    def _later(self, fault: Fault, target: str, undo: Callable[[], str], after: float | None) -> None:
+    def _later(
+        self,
+        fault: Fault,
+        target: str,
+        undo: Callable[[], str],
+        after: float | None,
+        needs_controller: bool = False,
+    ) -> None:
         """Keep how to undo a fault, and do so after a while (None: at the end of the run)."""
         key = (fault.position, target)
 
@@ -114,8 +125,15 @@ class Injector:
             self._history.add(FaultEnded(time.time(), fault.position, fault.kind, target, detail))
 
         self._undo[key] = run
+
+        def when_due() -> None:
+            if needs_controller and not self._controller_up:
+                self._at(self._now() + 0.2, when_due)
+            else:
+                self._undone(key)
+
         if after is not None:
-            self._at(self._now() + after, lambda: self._undone(key))
+            self._at(self._now() + after, when_due)
 
     def _undone(self, key: tuple[int, str]) -> None:
         undo = self._undo.pop(key, None)
@@ -183,11 +201,15 @@ class Injector:
     # -- controller ---------------------------------------------------------------------------------------------------
 
     def _controller_killed(self, fault: Fault) -> None:
+        if not self._controller_up:
+            raise WorldError("the controller is down already")
+        self._controller_up = False
         self._world.service.kill_controller(fault.signal)
         self._done(fault, "controller", f"signal {fault.signal}")
 
         def again() -> str:
             self._world.service.start_controller()
+            self._controller_up = True
             if self._rules:
                 self._put_rules()  # they are not kept across a restart
             return "started again"
@@ -195,9 +217,18 @@ class Injector:
         self._later(fault, "controller", again, fault.lasts)
 
     def _put_rules(self) -> None:
-        self._world.service.calls.set_faults(list(self._rules.values()))
+        if self._controller_up:  # otherwise they are put when it is back
+            self._world.service.calls.set_faults(list(self._rules.values()))
+
+    def _when_controller_is_up(self, inject: Callable[[Fault], None], fault: Fault) -> bool:
+        """False when it is down: the fault is then injected once it is up. Waiting here would hold up all others."""
+        if not self._controller_up:
+            self._at(self._now() + 0.2, lambda: self._try(inject, fault))
+        return self._controller_up
 
     def _replies(self, fault: Fault) -> None:
+        if not self._when_controller_is_up(self._replies, fault):
+            return
         # Another rule's count would start anew when the list is put again: take over what has fired already.
         for position, rule in zip(list(self._rules), self._world.service.calls.faults(), strict=False):
             if isinstance(left := self._rules[position].get("count"), int):
@@ -215,6 +246,8 @@ class Injector:
         self._later(fault, "controller", remove, fault.lasts)
 
     def _token_expires(self, fault: Fault) -> None:
+        if not self._when_controller_is_up(self._token_expires, fault):
+            return
         # A token cannot be made to expire early; one that is valid for half a second does so by itself.
         self._world.replace_token(SHORT_TOKEN_S)
         time.sleep(SHORT_TOKEN_S)
@@ -224,7 +257,7 @@ class Injector:
             self._world.replace_token()
             return "renewed"
 
-        self._later(fault, "token of the hooks", renew, fault.lasts)
+        self._later(fault, "token of the hooks", renew, fault.lasts, needs_controller=True)
 
     # -- Slurm --------------------------------------------------------------------------------------------------------
 
@@ -273,6 +306,9 @@ class Injector:
         self._later(fault, "slurmctld", again, fault.lasts)
 
     def _node_fails(self, fault: Fault) -> None:
+        if not self._world.slurmctld_up.is_set():
+            self._at(self._now() + 0.2, lambda: self._try(self._node_fails, fault))
+            return
         name = fault.node or self._busy_node()
         self._world.slurm.fail_node(name)
         self._done(fault, name)

@@ -288,7 +288,7 @@ def _run(world: World, history: History, scenario: Scenario, seed: int, progress
         if reason == "time limit":
             watch.poll()
         progress.phase("draining")
-        _drain(world, stream, history, timer, gpus)
+        _drain(world, history, timer)
         watch.poll()
         timer.stop()
         watch.stop()
@@ -323,10 +323,10 @@ def _wait_for_jobs(
         time.sleep(0.2)
 
 
-def _drain(world: World, stream: EventStream, history: History, timer: ReconcileTimer, gpus: GpusInUse) -> None:
-    """Wait until no session is open: epilogs end, agents report, reconcile finds what was left, lost agents time out."""
+def _drain(world: World, history: History, timer: ReconcileTimer) -> None:
+    """Wait until no session is open: epilogs end, agents report, reconcile releases, lost agents are removed."""
     spec = world.scenario.controller
-    lost = (spec.missing_after or 30.0) + 5.0
+    lost = (spec.missing_after or 30.0) + (spec.removed_after or 300.0)
     patience = DRAIN_S + max(lost, world.scenario.hooks.reconcile_grace)
 
     def closed() -> bool:

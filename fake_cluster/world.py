@@ -50,8 +50,8 @@ class Reconciled:
 class World:
     """A running Juice service with hooks and Slurm. Use as a context manager.
 
-    `slurm_kind` is `simulated` or `real`, `cluster_kind` `none` or `autoscaling`. `seed` is for what the simulated Slurm
-    draws. After `stop` the directory is still there; `remove` takes it away.
+    `slurm_kind` is `simulated` or `real`, `cluster_kind` `none` or `autoscaling`. `seed` is for what the simulated
+    Slurm draws. After `stop` the directory is still there; `remove` takes it away.
     """
 
     def __init__(
@@ -211,8 +211,10 @@ class World:
             if self.scenario.controller.auth:
                 environment["JUICE_TOKEN_FILE"] = str(self.hooks_dir / "token")
             done = subprocess.run(
-                [self._python(), "-I", "-S", "-c", _RECONCILE, self.hooks_dir, f"{config.reconcile_grace:g}"]
-                + ["reconcile", "--queue", str(queue)],
+                [
+                    *(self._python(), "-I", "-S", "-c", _RECONCILE, self.hooks_dir, f"{config.reconcile_grace:g}"),
+                    *("reconcile", "--queue", str(queue)),
+                ],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -260,7 +262,6 @@ class World:
             kill_wait=5.0,
             stillborn_epilog=spec.epilog_kill_probability,
             crash="either",
-            slurmd_timeout=1.0,
             seed=self.seed,
         )
 

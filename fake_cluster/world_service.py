@@ -1,7 +1,7 @@
 """The Juice service of a run: a controller and its agents, somewhere, that can be broken on purpose.
 
-`LocalService` has them as processes of this host: the real `juice-sim controller`, and one `juice-sim agent` per agent, so
-that a dying agent is a killed process and a hanging one a stopped process. `world_ray.py` has them as Ray actors.
+`LocalService` has them as processes of this host: the real `juice-sim controller`, and one `juice-sim agent` per agent,
+so that a dying agent is a killed process and a hanging one a stopped process. `world_ray.py` has them as Ray actors.
 """
 
 from __future__ import annotations

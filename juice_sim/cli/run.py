@@ -16,9 +16,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a scenario, check it, write a report",
-        description="Run a scenario: jobs go through Slurm and the real hooks to a simulated Juice service, faults included. "
-        "At the end all checks are made, and results.json and report.html are written. Exit code: 0 when all checks hold, "
-        "1 when one fails, 2 for bad input, 130 when interrupted.",
+        description="Run a scenario: jobs go through Slurm and the real hooks to a simulated Juice service, faults "
+        "included. At the end all checks are made, and results.json and report.html are written. Exit code: 0 when all "
+        "checks hold, 1 when one fails, 2 for bad input, 130 when interrupted.",
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="a scenario file, or the name of one that is shipped")
     parser.add_argument("--slurm", default="simulated", choices=("simulated", "real"), help="default: %(default)s")
