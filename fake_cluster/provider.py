@@ -112,6 +112,8 @@ class FakeNodeProvider(FakeMultiNodeProvider):
             or monitor_argument("--gcs-address", sys.argv)
             or f"{get_node_ip_address()}:{DEFAULT_GCS_PORT}"
         )
+        # Meant for the head; here it would put the head's node group on the labels of all nodes.
+        os.environ.pop("RAY_NODE_TYPE_NAME", None)
         self._limits = Limits(monitor_argument("--autoscaling-config", sys.argv))
         head_type = self._limits.config().get("head_node_type")
         if head_type:
@@ -232,6 +234,7 @@ class FakeNodeProvider(FakeMultiNodeProvider):
     def _parameters(
         self, node_id: str, node_type: str, resources: dict[str, float], labels: dict[str, str]
     ) -> ray._private.parameter.RayParams:
+        labels = {"ray.io/node-group": node_type, **labels}
         cpus, gpus = resources.pop("CPU", 0), resources.pop("GPU", 0)
         memory, store = resources.pop("memory", None), resources.pop("object_store_memory", None)
         return ray._private.parameter.RayParams(

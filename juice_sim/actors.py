@@ -395,11 +395,12 @@ class ScalingActor:
         """The agent crashes. KeyError when there is none of that id."""
         import ray
 
+        self._nodes.nodes()  # what was seen last may be from before another kill
         _, actor, view = self._nodes.actor_of(agent_id)
         if len(view["agents"]) == 1:
             ray.kill(actor, no_restart=True)
-        else:
-            ray.get(actor.kill_agent.remote(agent_id))
+        elif not ray.get(actor.kill_agent.remote(agent_id)):
+            raise KeyError(f"no agent {agent_id} on this cluster")
 
     def stop(self) -> None:
         """End the loop and all agents; the agents sign off."""
