@@ -278,7 +278,7 @@ def read_batch_script(
         except (OSError, UnicodeDecodeError):
             raise SubmitError(f"sbatch: error: Unable to open file {script}") from None
     line = read_options(options)
-    specs = []
+    specs: list[JobSpec] = []
     for words in script_directives(script, name):
         specs.append(
             _component(

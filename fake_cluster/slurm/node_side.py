@@ -297,7 +297,7 @@ class NodeStep:
             if fields is not None and not stale:
                 break
             if (fault is not None and fault.kind not in _PASSING) or time.monotonic() >= deadline:
-                if stale:
+                if fields is not None:
                     raise NodeRefusal(
                         f"{path} on {node} is of start {fields['restart_count']} of the job, and this is start "
                         f"{launch.restarts}"

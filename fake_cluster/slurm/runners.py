@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_BUSY_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,20 @@ class Runner(ABC):
 
 
 def spawn(task: Task) -> subprocess.Popen[bytes]:
-    """Start the task's process here. Output files are made with the job user's rights when it runs as that user."""
+    """Start the task's process here. When it runs as another user, its output files are given to that user."""
+    for attempt in range(_BUSY_TRIES):
+        try:
+            return _spawn(task)
+        except OSError as error:
+            # A process that another thread is just forking holds the descriptor through which the script was written
+            # until its own exec: a matter of milliseconds.
+            if error.errno != errno.ETXTBSY or attempt == _BUSY_TRIES - 1:
+                raise
+            time.sleep(0.01)
+    raise AssertionError("not reached")
+
+
+def _spawn(task: Task) -> subprocess.Popen[bytes]:
     same = task.stdout == task.stderr
     with contextlib.ExitStack() as stack:
         stdin = stack.enter_context(open(task.stdin, "rb"))

@@ -1,7 +1,8 @@
 """The simulated Slurm: the rules of `rules.py` in real time, with hooks and jobs as real processes.
 
 One thread is slurmctld: it owns the rules, takes inputs from a queue and carries out what they ask for. It sleeps until
-there is an input or a timer. Hooks are watched by a second thread; each job on a node has a thread of its own.
+there is an input or a timer. Hooks are watched by a second thread (`hook_processes.py`); each job on a node has a
+thread of its own (`simulated_nodes.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fake_cluster.slurm import rules_state
-from fake_cluster.slurm.batch_script import expand, parse_licenses, read_batch_script, read_srun
+from fake_cluster.slurm.batch_script import parse_licenses, read_batch_script, read_srun
 from fake_cluster.slurm.hook_processes import HookProcesses
 from fake_cluster.slurm.interface import CommandFailed, Finished, Job, JobState, Slurm, SlurmSettings, SubmitError
-from fake_cluster.slurm.job_environment import job_environment
-from fake_cluster.slurm.node_side import Launch, NodeSettings, NodeStep
+from fake_cluster.slurm.node_side import NodeSettings
 from fake_cluster.slurm.rules import SlurmRules
 from fake_cluster.slurm.rules_jobs import (
     Changed,
@@ -46,7 +46,8 @@ from fake_cluster.slurm.rules_jobs import (
     StartHook,
     TellUser,
 )
-from fake_cluster.slurm.runners import LocalRunner, Runner, Task
+from fake_cluster.slurm.runners import LocalRunner, Runner
+from fake_cluster.slurm.simulated_nodes import SimulatedNodes, output_path
 
 _T = TypeVar("_T")
 NO_CONTACT = "Unable to contact slurm controller (connect failure)"
@@ -99,9 +100,6 @@ class SimulatedSlurm(Slurm):
         self._changed = threading.Condition(self._lock)
         self._started = False
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._steps: dict[int, NodeStep] = {}
-        self._step_threads: dict[int, threading.Thread] = {}
-        self._lost_steps: set[int] = set()
         self._reports: list[Callable[[], None]] = []  # from the nodes, while slurmctld is down
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._told: dict[int, list[str]] = {}
@@ -129,13 +127,20 @@ class SimulatedSlurm(Slurm):
         self._config = self._make_config()
         self._rules = SlurmRules(self._config, self._random.random)
         self._hooks = HookProcesses(self.directory / "log", self._hook_ended)
-        self._node_settings = NodeSettings(
-            cluster_name=self.settings.cluster_name,
-            state_dir=self.settings.state_dir,
-            key_file=self.settings.key_file,
-            session_wait_s=self.settings.session_wait_s,
-            owners=tuple({0, os.getuid()}),
-            juice_dir=self._juice_dir,
+        self._nodes = SimulatedNodes(
+            self._config,
+            NodeSettings(
+                cluster_name=self.settings.cluster_name,
+                state_dir=self.settings.state_dir,
+                key_file=self.settings.key_file,
+                session_wait_s=self.settings.session_wait_s,
+                owners=tuple({0, os.getuid()}),
+                juice_dir=self._juice_dir,
+            ),
+            self._runner,
+            self.directory / "spool",
+            self._step_ended,
+            as_user=self._as_user,
         )
         self._started = True
         self._dirty = True
@@ -165,11 +170,7 @@ class SimulatedSlurm(Slurm):
         self._inbox.put(None)
         self._thread.join()
         self._hooks.stop()
-        for step in list(self._steps.values()):
-            step.kill(signal.SIGKILL)
-        for thread in list(self._step_threads.values()):
-            thread.join()
-        self._runner.close()
+        self._nodes.stop()
         self._log_file.close()
         self._last_log = self._log_path.read_text(encoding="utf-8")
         self._started = False
@@ -233,8 +234,8 @@ class SimulatedSlurm(Slurm):
         with self._lock:
             jobs = [self._rules.jobs[member] for member in members]
             told = self._told.pop(job_id, [])
-        stdout = "".join(_read(self._spooled(member) / "stdout") for member in members)
-        stderr = "".join(_read(self._spooled(member) / "stderr") for member in members)
+        stdout = "".join(self._nodes.output(member, "stdout") for member in members)
+        stderr = "".join(self._nodes.output(member, "stderr") for member in members)
         stderr += "".join(f"srun: {text}\n" for text in told)
         worst = max((128 + job.signal if job.signal else job.exit_code) for job in jobs)
         if not worst and any(job.state is not JobState.COMPLETED for job in jobs):
@@ -320,12 +321,7 @@ class SimulatedSlurm(Slurm):
     def fail_node(self, name: str) -> None:
         """The processes on it die at once; slurmctld notices after `slurmd_timeout`, nothing is reported before."""
         self._require_node(name)
-        with self._lock:
-            on_node = [job.step for job in self._rules.jobs.values() if job.step is not None and job.nodes[0] == name]
-            self._lost_steps.update(on_node)
-        for step in on_node:
-            if step in self._steps:
-                self._steps[step].kill(signal.SIGKILL)
+        self._nodes.fail(name)
         self._inbox.put(
             lambda: self._at(
                 time.time() + self._slurmd_timeout,
@@ -454,13 +450,11 @@ class SimulatedSlurm(Slurm):
                 case KillHook(run_id=run_id):
                     self._hooks.kill(run_id)
                 case LaunchStep(step=step, job_id=job_id):
-                    self._launch(step, job_id)
+                    self._nodes.launch(step, self._record(job_id))
                 case KillStep(step=step, job_id=job_id, signal=sig):
-                    self._kill_step(step, job_id, sig)
+                    self._nodes.kill(step, self._record(job_id), sig)
                 case LoseStep(step=step):
-                    self._lost_steps.add(step)
-                    if step in self._steps:
-                        self._steps[step].kill(signal.SIGKILL)
+                    self._nodes.lose(step)
                 case TellUser(job_id=job_id, text=text):
                     self._told.setdefault(job_id, []).append(text)
                 case LogLine(text=text):
@@ -496,92 +490,19 @@ class SimulatedSlurm(Slurm):
 
     # ---- nodes
 
-    def _spooled(self, job_id: int) -> Path:
-        return self.directory / "spool" / f"job{job_id:05d}"
+    def _step_ended(self, step: int, code: int, sig: int) -> None:
+        def ended() -> None:
+            if not self._rules.up:
+                self._reports.append(ended)  # slurmd tries again until slurmctld answers
+            else:
+                self._input(lambda: self._rules.step_ended(time.time(), step, code, sig))
 
-    def _launch(self, step: int, job_id: int) -> None:
+        self._inbox.put(ended)
+
+    def _record(self, job_id: int) -> JobRecord:
+        """The job as it is now; the rules go on changing theirs."""
         with self._lock:
-            job = replace(self._rules.jobs[job_id])
-        spool = self._spooled(job_id)
-        spool.mkdir(exist_ok=True)
-        payload: Mapping[str, Any] = job.spec.payload
-        if job.spec.batch:
-            script = spool / "slurm_script"
-            script.write_text(payload["script"], encoding="utf-8")
-            script.chmod(0o755)
-            argv: tuple[str, ...] = (str(script),)
-            stdout, stderr = self._output(job, job.spec.stdout), self._output(job, job.spec.stderr)
-        else:
-            argv = tuple(payload["argv"])
-            stdout, stderr = spool / "stdout", spool / "stderr"
-        user_id = job.spec.user_id if self._as_user and os.getuid() == 0 else None
-        if user_id is not None:
-            os.chown(spool, user_id, -1)
-        task = Task(
-            argv=argv,
-            environment=job_environment(job, self._config),
-            directory=job.spec.work_dir,
-            stdin=job.spec.stdin,
-            stdout=str(stdout),
-            stderr=str(stderr),
-            node=job.nodes[0],
-            cpus=job.cpus[job.nodes[0]],
-            marker=spool / f"pid.{step}",
-            user_id=user_id,
-        )
-        restarts = job.restarts if job.spec.batch else None
-        launch = Launch(job_id, job.spec.user_id, bool(job.spec.spank_env.get("JUICE_POOL")), restarts, task)
-        node_step = NodeStep(launch, self._node_settings, self._runner)
-        thread = threading.Thread(target=self._run_step, args=(step, node_step), name=f"job {job_id}", daemon=True)
-        self._steps[step] = node_step
-        self._step_threads[step] = thread
-        thread.start()
-
-    def _output(self, job: JobRecord, pattern: str) -> Path:
-        return Path(
-            expand(
-                pattern,
-                job_id=job.job_id,
-                array_job_id=job.array_job_id,
-                task=job.array_task_id,
-                name=job.spec.name,
-                node=job.nodes[0] if job.nodes else "",
-                user=job.spec.user_name,
-            )
-        )
-
-    def _run_step(self, step: int, node_step: NodeStep) -> None:
-        code, sig = 1, 0
-        try:
-            code, sig = node_step.run()
-        finally:
-
-            def ended() -> None:
-                if not self._rules.up:
-                    self._reports.append(ended)  # slurmd tries again until slurmctld answers
-                    return
-                self._steps.pop(step, None)
-                self._step_threads.pop(step, None)
-                if step in self._lost_steps:
-                    self._lost_steps.discard(step)
-                else:
-                    self._input(lambda: self._rules.step_ended(time.time(), step, code, sig))
-
-            self._inbox.put(ended)
-
-    def _kill_step(self, step: int, job_id: int, sig: int) -> None:
-        if step not in self._steps:
-            return
-        if sig == signal.SIGTERM:
-            with self._lock:
-                job = replace(self._rules.jobs[job_id])
-            what = f"JOB {job_id}" if job.spec.batch else f"STEP {job_id}.0"
-            due = " DUE TO TIME LIMIT" if job.final is JobState.TIMEOUT else ""
-            stamp = datetime.now().strftime("%Y-%m-%dT%H:%M:%S")
-            self._steps[step].tell(
-                f"slurmstepd-{job.nodes[0]}: error: *** {what} ON {job.nodes[0]} CANCELLED AT {stamp}{due} ***"
-            )
-        self._steps[step].kill(sig)
+            return replace(self._rules.jobs[job_id])
 
     # ---- views
 
@@ -593,7 +514,7 @@ class SimulatedSlurm(Slurm):
         if not record.spec.batch:
             return job
         return replace(
-            job, stdout=self._output(record, record.spec.stdout), stderr=self._output(record, record.spec.stderr)
+            job, stdout=output_path(record, record.spec.stdout), stderr=output_path(record, record.spec.stderr)
         )
 
     def _log_end(self, lines: int = 30) -> str:
@@ -613,10 +534,3 @@ def _user(user_id: int | None) -> dict[str, Any]:
     except KeyError:
         group = str(gid)
     return {"user_id": uid, "user_name": name, "group_id": gid, "group_name": group}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
