@@ -218,15 +218,16 @@ def test_jobs_of_another_user(make_slurm: MakeSlurm) -> None:
 
 
 @as_root
-def test_slurmctld_as_a_plain_user(make_slurm: MakeSlurm, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    trace.touch()
-    trace.chmod(0o666)
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
-    slurm = make_slurm(nodes=1, prolog=hook(tmp_path / "prolog", f"id -u >> {trace}"), extra_conf=["SlurmUser=nobody"])
-    assert slurm.srun(["id", "-u"]).stdout == "0\n"
-    assert trace.read_text() == f"{NOBODY}\n"
+def test_slurmctld_as_a_plain_user(make_slurm: MakeSlurm) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)  # hooks and trace must be within reach of nobody
+        trace = Path(directory) / "trace"
+        trace.touch()
+        trace.chmod(0o666)
+        prolog = hook(Path(directory) / "prolog", f"id -u >> {trace}")
+        slurm = make_slurm(nodes=1, prolog=prolog, extra_conf=["SlurmUser=nobody"])
+        assert slurm.srun(["id", "-u"]).stdout == "0\n"
+        assert trace.read_text() == f"{NOBODY}\n"
 
 
 AS_NOBODY = """
