@@ -249,19 +249,17 @@ class NodeStep:
                 self._running.kill(sig)
 
     def _run(self, task: Task, connection: AgentConnection | None) -> tuple[int, int]:
-        with self._lock:
-            if self._killed:
-                return 0, self._killed
-            try:
+        try:
+            with self._lock:
+                if self._killed:
+                    return 0, self._killed
                 self._running = self._runner.start(task)
-            except OSError as error:
-                self.tell(
-                    f"slurmstepd-{task.node}: error: {error.filename or task.argv[0]}: {os.strerror(error.errno or 0)}"
-                )
-                return _FAILED, 0
-        if connection is not None:
-            connection.watch(self._session_lost)
-        return self._running.wait()
+            if connection is not None:
+                connection.watch(self._session_lost)
+            return self._running.wait()
+        except OSError as error:
+            self._tell_error(f"{error.filename or task.argv[0]}: {os.strerror(error.errno or 0)}")
+            return _FAILED, 0
 
     def _session_lost(self, reason: str) -> None:
         with self._lock:

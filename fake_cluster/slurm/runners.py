@@ -42,7 +42,7 @@ class Running(ABC):
 
     @abstractmethod
     def wait(self) -> tuple[int, int]:
-        """(exit code, signal) when all is over; one of them is 0."""
+        """(exit code, signal) when all is over; one of them is 0. OSError when it could not be started elsewhere."""
 
     @abstractmethod
     def kill(self, sig: int) -> None:
@@ -172,6 +172,10 @@ class _InRay(Running):
             code, sig = ray.get(self._reference)
         except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
             return 0, int(signal.SIGKILL)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OSError):
+                raise error.cause from None  # it could not be started, as if it had been here
+            raise
         return code, sig
 
     def kill(self, sig: int) -> None:
