@@ -53,7 +53,7 @@ done
 
 # Imported rather than run as a script, so that Python keeps its byte code.
 exec "$JUICE_PYTHON" -I -S -c 'import sys
-sys.path.insert(0, sys.argv.pop(1))
+sys.path.append(sys.argv.pop(1))
 import juice_hook
 sys.exit(juice_hook.main(sys.argv[1:]))' "$juice_dir" "$@" 3<<EOF
 $juice_token

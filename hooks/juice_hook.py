@@ -618,8 +618,16 @@ def retire(job_id, is_over):
     if all(a["state"] == "releasing" for a in kept):
         yield RemoveFile(session_path(job_id))
     if changed:
-        yield from write_journal(job_id, kept)
+        yield from mark(job_id, kept)
     return due, kept, damaged
+
+
+def mark(job_id, attempts):
+    """Write the journal down, but go on when that fails: a full disk must not keep GPUs from being released."""
+    try:
+        yield from write_journal(job_id, attempts)
+    except OSError as error:
+        yield Log(True, "cannot write %s: %s; releasing all the same" % (journal_path(job_id), os_error_text(error)))
 
 
 def forget(job_id, keys):
@@ -945,7 +953,7 @@ def disown(job, mine):
             if attempt["owner"] != mine["owner"]:
                 return True
             attempt.update(state="releasing", session=mine["session"])
-            yield from write_journal(job.id, attempts)
+            yield from mark(job.id, attempts)
     return False
 
 
@@ -1017,60 +1025,75 @@ def reconcile(settings, queue):
     has, or None when that is not known: then only what was already due is released."""
     try:
         yield CheckSite(None, False)
-        wall, now = yield Clock()
+        wall, until = yield Clock()
+        until += max(60.0, settings.wait)  # for all requests together, so that runs of a timer do not pile up
         cluster = settings.cluster or ((yield ReadFile("cluster")) or b"").decode("utf-8", "surrogateescape").strip()
         # The list of sessions comes first: what is asked for from now on is in the journal when that is read.
         sessions = None
         if queue is not None and cluster:
-            sessions = yield from list_sessions(key_part(cluster), now + settings.wait)
-        return (yield from settle(settings, queue, sessions, wall))
+            sessions = yield from list_sessions(key_part(cluster), until)
+        known, released, left = yield from settle_journal(queue, wall, until)
+        for session, job_id, restart, requested in sessions or ():
+            if session in known or (job_id, restart) in known or requested is None or wall - requested < GRACE:
+                continue
+            if is_owned(job_id, restart, queue):
+                yield Log(True, "session %s of job %d is in no journal, but the job is there: left alone" % (session, job_id))
+                continue
+            yield Log(False, "session %s of job %d is in no journal, and the job is gone: releasing it" % (session, job_id))
+            try:
+                yield from delete(session, until)
+                released += 1
+            except (TryLater, SiteFault) as error:
+                yield Log(True, str(error))
+                left += 1
+        files, kept = yield from sweep(sessions is not None, wall)
+        left += kept
+        yield Log(False, "reconcile: %d session(s) released, %d left, %d stale file(s) removed" % (released, left, files))
+        return 1 if left else 0
     except (TryLater, SiteFault, OSError) as error:
         yield Log(True, "reconcile: %s" % os_error_text(error))
         return 1
 
 
-def settle(settings, queue, sessions, wall):
-    """Release what nobody owns, in the journal, among the controller's sessions and in the state directory."""
-    released = left = files = 0
-    known, unknown, aside = set(), set(), []  # ids of sessions; (job id, restart) whose id is not known; other files
-    for name, changed in (yield ListDir("journal")):
+def settle_journal(queue, wall, until):
+    """Release what the journal names and nobody owns. Returns (ids of all sessions that it names, and (job id, restart)
+    where the id is not known; how many were released; how many could not be)."""
+    known, released, left = set(), 0, 0
+    for name, _ in (yield ListDir("journal")):
         stem, _, kind = name.partition(".")
         if kind == "json" and stem.isdigit():
             job_id = int(stem)
             due, kept, _ = yield from locked(job_id, retire(job_id, over_for(job_id, queue, wall)))
-            known.update(attempt["session"] for attempt in kept)
-            unknown.update((job_id, attempt["restart"]) for attempt in kept if not attempt["session"])
-            _, now = yield Clock()
-            failed = yield from release_all(job_id, due, now + settings.wait)
+            known.update(attempt["session"] or (job_id, attempt["restart"]) for attempt in kept)
+            failed = yield from release_all(job_id, due, until)
             left += failed
             released += len(due) - failed
-        elif wall - changed > GRACE:
-            aside.append("journal/" + name)
-    for session, job_id, restart, requested in sessions or ():
-        if session in known or (job_id, restart) in unknown or requested is None or wall - requested < GRACE:
-            continue
-        if is_owned(job_id, restart, queue):
-            yield Log(True, "session %s of job %d is not in the journal, but the job is there: left alone" % (session, job_id))
-            continue
-        yield Log(False, "session %s of job %d is in no journal and the job is gone: releasing it" % (session, job_id))
-        _, now = yield Clock()
-        yield from delete(session, now + settings.wait)
-        released += 1
-    for path in aside:
-        if sessions is None and path.endswith(".damaged"):
-            yield Log(True, "%s: a damaged journal, and no list of sessions to compare it with; look at the controller for "
-                      "sessions of that job, release them, then remove this file" % path)  # fmt: skip
-            left += 1
-        else:
-            yield RemoveFile(path)
-            files += 1
-    for name, changed in (yield ListDir("sessions")):
-        stem, _, kind = name.partition(".")
-        if wall - changed > GRACE and not (kind == "session" and stem.isdigit() and (yield from is_live(int(stem)))):
-            yield RemoveFile("sessions/" + name)
-            files += 1
-    yield Log(False, "reconcile: %d session(s) released, %d left, %d stale file(s) removed" % (released, left, files))
-    return 1 if left else 0
+    return known, released, left
+
+
+def sweep(is_compared, wall):
+    """Remove files that no start of a job owns. Returns (how many were removed, how many damaged journals were kept, since
+    the controller's sessions could not be compared)."""
+    removed = kept = 0
+    for folder in ("journal", "sessions"):
+        for name, changed in (yield ListDir(folder)):
+            stem, _, kind = name.partition(".")
+            if wall - changed < GRACE or (folder == "journal" and kind == "json"):
+                continue
+            if kind == "session" and stem.isdigit() and (yield from is_live(int(stem))):
+                continue
+            if name.endswith(".damaged") and not is_compared:
+                yield Log(True, "journal/%s is damaged, and the controller's sessions were not compared; look there for sessions "
+                          "of that job, release them, then remove this file" % name)  # fmt: skip
+                kept += 1
+                continue
+            yield RemoveFile("%s/%s" % (folder, name))
+            removed += 1
+    return removed, kept
+
+
+NOT_STARTED_OR_ENDED = ("PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE",
+                        "OUT_OF_MEMORY", "PREEMPTED")  # fmt: skip
 
 
 def is_owned(job_id, restart, queue):
@@ -1078,7 +1101,7 @@ def is_owned(job_id, restart, queue):
     if job_id not in queue:
         return False
     newest, state = queue[job_id]
-    return state != "PENDING" and (newest is None or newest <= restart)
+    return state not in NOT_STARTED_OR_ENDED and (newest is None or newest <= restart)
 
 
 def over_for(job_id, queue, wall):
@@ -1729,6 +1752,8 @@ def main(argv):
         os.execv("/bin/sh", ["/bin/sh", wrapper] + (argv or ["help"]))
     token = read_whole(int(os.environ["JUICE_TOKEN_FD"]), 16384).decode("utf-8", "replace").strip()
     env = environment()
+    for name in ("STATE_DIR", "KEY_FILE", "TOKEN_FILE", "CA_FILE", "LOG", "CONFIG"):
+        env["JUICE_" + name] = os.environ.get("JUICE_" + name, "")  # as the file system spells it
     settings = Settings(env)
     verb, rest = argv[0] if argv else "help", argv[1:]
     if verb == "keygen" and not rest:

@@ -116,7 +116,7 @@ def test_a_session_that_no_journal_names_is_released(site, juice):
         "c1/by hand",
         "other/1/0",
     ]
-    assert "job 2 is not in the journal, but the job is there" in site.log()
+    assert "job 2 is in no journal, but the job is there" in site.log()
 
 
 def test_stale_files_are_removed(site, juice):
@@ -218,3 +218,46 @@ def test_help_and_a_wrong_verb(site):
     assert site.shell("juice_hook.py").returncode == 0
     assert site.shell("juice_hook.py", "frobnicate").returncode == 2
     assert site.shell("juice_hook.py", "reconcile", "--queue").returncode == 2
+
+
+def test_a_full_disk_keeps_no_gpu_from_being_released(site, juice):
+    assert site.prolog(job_id=1) == 0
+
+    class FullDisk(type(site.machine())):
+        def write_file(self, name, data, mode):
+            raise OSError(28, "No space left on device", name)
+
+    hook = site.hook
+    assert hook.run(hook.epilog(site.job(job_id=1), site.settings), FullDisk(site, "epilog", 0.0)) == 0
+    assert juice.settled() == [] and site.leftovers() == []
+    assert hook.run(hook.prolog(site.job(job_id=2), site.settings), FullDisk(site, "prolog", 0.0)) == 1
+    assert "ENOSPC" in site.log()
+    assert juice.settled() == []
+
+
+@pytest.mark.parametrize("point", [1, 2])
+def test_a_disk_that_fills_up_during_the_prolog_leaves_no_session(point, site, juice):
+    class FillingDisk(type(site.machine())):
+        writes = 0
+
+        def write_file(self, name, data, mode):
+            self.writes += 1
+            if self.writes > point:
+                raise OSError(28, "No space left on device", name)
+            super().write_file(name, data, mode)
+
+    hook = site.hook
+    assert site.prolog(job_id=1) == 0
+    assert hook.run(hook.prolog(site.job(job_id=2), site.settings), FillingDisk(site, "prolog", 0.0)) == 1
+    assert "ENOSPC" in site.log()
+    assert [s["name"] for s in juice.settled()] == ["c1/1/0"]
+    assert site.epilog(job_id=2) == 0
+    assert site.leftovers() == ["1.json", "1.session"]
+
+
+def test_ended_jobs_in_the_list_own_nothing(site, juice):
+    assert site.prolog(job_id=1) == 0
+    assert site.prolog(job_id=2) == 0
+    age(site)
+    assert reconcile(site, "1 COMPLETED\n2 COMPLETING\n").returncode == 0
+    assert [s["name"] for s in juice.settled()] == ["c1/2/0"]

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+PYTHON = "/usr/bin/python3"
 WRAPPERS = ("juice-prolog.sh", "juice-epilog.sh")
 
 
@@ -206,3 +207,25 @@ def test_the_wrappers_and_the_template_are_clean():
     from juice_sim.hooks_install import SETTINGS
 
     assert names == SETTINGS
+
+
+@pytest.mark.parametrize("shell", [["/bin/dash"], ["/bin/bash", "--posix"]])
+def test_other_shells_than_this_systems_sh(shell, site, juice):
+    for name in WRAPPERS:
+        result = subprocess.run([*shell, str(site.hooks / name)], env=site.environment(), capture_output=True)
+        assert (result.returncode, result.stderr) == (0, b""), site.log()
+    assert juice.settled() == []
+
+
+def test_pynacl_serves_where_there_is_no_libsodium(site, juice):
+    """Debian's own Python finds PyNaCl though the wrappers start it without site-packages."""
+    path = site.hooks / "juice_hook.py"
+    path.write_text(path.read_text().replace('"libsodium.so', '"no-such-libsodium.so'))
+    probe = subprocess.run([PYTHON, "-I", "-c", "import nacl"], capture_output=True)
+    result = site.shell("juice-prolog.sh", env=site.environment())
+    if probe.returncode == 0:
+        assert result.returncode == 0, site.log()
+        assert site.fields()["verdict"] == "granted"
+    else:
+        assert result.returncode == 1
+        assert "libsodium" in site.log()
