@@ -97,6 +97,7 @@ class Agent:
         self._waiting = False
         self._metrics_at = 0.0
         self._numbers = 0
+        self._complaint = ""
         self._random = random.Random()
 
     @property
@@ -241,7 +242,10 @@ class Agent:
             if client is not None:
                 client.kill()
         elif isinstance(instruction, core.Complain):
-            log.warning("agent %s: %s", self.address, instruction.text)
+            # A controller that is down is one line, not one a second.
+            level = logging.DEBUG if instruction.text == self._complaint else logging.WARNING
+            self._complaint = instruction.text
+            log.log(level, "agent %s: %s", self.address, instruction.text)
         elif isinstance(instruction, core.GiveUp):
             raise AgentFailed(instruction.reason)
 

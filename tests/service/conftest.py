@@ -140,7 +140,7 @@ def admin(server: ControllerServer) -> Caller:
     return Caller(server.url, server.admin_token)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def caller_of() -> type[Caller]:
     return Caller
 

@@ -125,7 +125,7 @@ def test_one_read(with_quirks):
 def test_too_many_clients(with_quirks, caller_of, wait_until):
     admin, pool = with_quirks("too-many-clients")
     session_id = admin.ok("POST", "/v1/request/session", {"poolId": pool, "gpus": [{}]})
-    path = f"/v1/session/{session_id}?wait=20"
+    path = f"/v1/session/{session_id}?wait=5"
     waiting = [threading.Thread(target=caller_of(admin.url, admin.token), args=("GET", path)) for _ in range(99)]
     for thread in waiting:
         thread.start()
