@@ -2,8 +2,9 @@
  * The SPANK plugin of Juice: this file alone knows in which of Slurm's programs it runs.
  *
  *   srun, sbatch, salloc   the options are registered, called back, and settled in init_post_opt   -> submit.c
- *   slurmstepd             the session file is opened in init, the verdict carried out in task_init -> remote.c
- *   slurmd                 plugstack.conf and the key are checked once, at its start
+ *   slurmstepd             the session file is opened in init, awaited in task_init_privileged,
+ *                          a job that gets no session is failed in task_init                       -> remote.c
+ *   slurmd                 plugstack.conf is checked once, at its start
  *
  * No function here fails for a job that did not ask for Juice.
  */
@@ -100,6 +101,15 @@ EXPORTED int slurm_spank_init_post_opt(spank_t spank, int argc, char *argv[])
 	default:
 		return 0;
 	}
+}
+
+EXPORTED int slurm_spank_task_init_privileged(spank_t spank, int argc, char *argv[])
+{
+	(void)argc;
+	(void)argv;
+	if (spank_context() == S_CTX_REMOTE)
+		remote_task_init_privileged(spank, &arguments);
+	return 0;
 }
 
 EXPORTED int slurm_spank_task_init(spank_t spank, int argc, char *argv[])

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,12 +25,15 @@
 
 enum outcome {
 	NO_SESSION, /* not a Juice job: nothing is done */
+	AWAITED,    /* a Juice job whose file is not there, or not whole, yet */
 	GRANTED,
 	FAILED, /* and `failure` says why */
 };
 
+/* Made in slurmstepd, inherited by the processes of its tasks. */
 static struct {
 	enum outcome outcome;
+	uint64_t restart_count; /* of the file, when GRANTED */
 	char failure[2048];
 } remote;
 
@@ -47,7 +51,7 @@ static void failed(const char *format, ...)
 }
 
 struct step {
-	uint32_t job_id, step_id, restart_count;
+	uint32_t job_id, step_id;
 	uid_t user_id;
 };
 
@@ -55,8 +59,7 @@ static bool describe_step(spank_t spank, struct step *step)
 {
 	return spank_get_item(spank, S_JOB_ID, &step->job_id) == ESPANK_SUCCESS &&
 	       spank_get_item(spank, S_JOB_STEPID, &step->step_id) == ESPANK_SUCCESS &&
-	       spank_get_item(spank, S_JOB_UID, &step->user_id) == ESPANK_SUCCESS &&
-	       spank_get_item(spank, S_SLURM_RESTART_COUNT, &step->restart_count) == ESPANK_SUCCESS;
+	       spank_get_item(spank, S_JOB_UID, &step->user_id) == ESPANK_SUCCESS;
 }
 
 /* The value in the job's environment; NULL when it has none. spank_getenv() would cut long ones off. */
@@ -240,8 +243,10 @@ static void give(spank_t spank, const struct arguments *arguments, const struct 
 	if (set(spank, "JUICE_CFG_OVERRIDE", session->config) && set(spank, "JUICE_SESSION_ID", session->id) &&
 	    set(spank, "JUICE_SESSION_POOL", session->pool) && set(spank, "JUICE_SESSION_ADDRESS", session->address) &&
 	    set(spank, "JUICE_SESSION_GPUS", gpus) && set(spank, "JUICE_SESSION_VRAM", session->vram_bytes) &&
-	    set_visible_devices(spank, session->gpus) && preload(spank, arguments))
+	    set_visible_devices(spank, session->gpus) && preload(spank, arguments)) {
 		remote.outcome = GRANTED;
+		remote.restart_count = session->restart_count;
+	}
 }
 
 /*
@@ -275,30 +280,27 @@ static void drop_inherited_session(spank_t spank, const struct arguments *argume
 	free(rest);
 }
 
-/* Opens the session file, again and again until it is right or the time is up. */
-static enum session_fault open_in_time(const struct arguments *arguments, const struct step *step, const uid_t *users,
+/* Opens the session file, again and again for up to `wait` seconds while what is wrong with it may pass. */
+static enum session_fault open_in_time(const struct arguments *arguments, double wait, const uid_t *users,
 				       size_t user_count, const uint8_t key[SESSION_KEY_SIZE],
-				       const struct session_owner *owner, struct session *session, bool *stale)
+				       const struct session_owner *owner, struct session *session)
 {
-	const double deadline = seconds_now() + arguments->wait;
+	const double deadline = seconds_now() + wait;
 	double pause = 0.05;
 
 	for (;;) {
 		enum session_fault fault = session_open(arguments->state_dir, users, user_count, key, owner, session);
 		double left = deadline - seconds_now();
 
-		/* Only the batch step is told by slurmctld how often the job was requeued. */
-		*stale = fault == SESSION_FINE && step->step_id == STEP_BATCH &&
-			 session->restart_count != step->restart_count;
-		if ((fault == SESSION_FINE && !*stale) || (fault != SESSION_FINE && !session_fault_passes(fault)) || left <= 0)
+		if (!session_fault_passes(fault) || left <= 0)
 			return fault;
-		session_clear(session);
 		pause_seconds(pause < left ? pause : left);
 		pause = pause * 1.5 < 1.0 ? pause * 1.5 : 1.0;
 	}
 }
 
-static void take_session(spank_t spank, const struct arguments *arguments, const struct step *step)
+/* Carries out what the session file says, or notes why it cannot. */
+static void take_session(spank_t spank, const struct arguments *arguments, const struct step *step, double wait)
 {
 	struct session_owner owner = {.job_id = step->job_id, .user_id = step->user_id};
 	uint8_t key[SESSION_KEY_SIZE];
@@ -309,7 +311,6 @@ static void take_session(spank_t spank, const struct arguments *arguments, const
 	enum session_fault fault;
 	uid_t users[3];
 	size_t user_count;
-	bool stale;
 
 	if (host == NULL)
 		host = "this node";
@@ -327,19 +328,18 @@ static void take_session(spank_t spank, const struct arguments *arguments, const
 		failed("on %s: %s", host, error);
 		return;
 	}
-	fault = open_in_time(arguments, step, users, user_count, key, &owner, &session, &stale);
+	fault = open_in_time(arguments, wait, users, user_count, key, &owner, &session);
 	sodium_memzero(key, sizeof key);
 
-	if (fault == SESSION_MISSING)
+	if (session_fault_passes(fault) && wait < arguments->wait)
+		remote.outcome = AWAITED;
+	else if (fault == SESSION_MISSING)
 		failed("%s/sessions/%" PRIu32 ".session did not appear on %s within %u s; is the directory shared with the "
 		       "slurmctld host?",
 		       arguments->state_dir, step->job_id, host, arguments->wait);
 	else if (fault != SESSION_FINE)
 		failed("on %s: %s/sessions/%" PRIu32 ".session %s", host, arguments->state_dir, step->job_id,
 		       session_fault_text(fault));
-	else if (stale)
-		failed("%s/sessions/%" PRIu32 ".session on %s is of start %" PRIu64 " of the job, and this is start %" PRIu32,
-		       arguments->state_dir, step->job_id, host, session.restart_count, step->restart_count);
 	else if (!session.granted)
 		failed("denied: %s", session.reason);
 	else
@@ -363,17 +363,55 @@ void remote_init(spank_t spank, const struct arguments *arguments)
 		if (asked)
 			failed("plugstack.conf does not name the juice command and the state directory");
 	} else if (asked || session_exists(arguments->state_dir, step.job_id)) {
-		take_session(spank, arguments, &step);
+		take_session(spank, arguments, &step, 0);
 	} else {
 		drop_inherited_session(spank, arguments);
 	}
 }
 
+void remote_task_init_privileged(spank_t spank, const struct arguments *arguments)
+{
+	char name[16] = "slurmstepd";
+	struct step step;
+
+	if (remote.outcome != AWAITED || !describe_step(spank, &step))
+		return;
+	/*
+	 * proctrack/linuxproc, asked to kill a step, spares every process that is called slurmstepd, as this one is until
+	 * it starts the user's program. The step would be unkillable while it waits, and Slurm would drain the node.
+	 */
+	prctl(PR_GET_NAME, name);
+	prctl(PR_SET_NAME, "juice-wait");
+	take_session(spank, arguments, &step, arguments->wait);
+	prctl(PR_SET_NAME, name);
+}
+
+/*
+ * A file of an earlier start of the job, when Slurm says which start this is: it does so in the batch script's
+ * environment only, only after a requeue, and S_SLURM_RESTART_COUNT is 0 all the same. (The prolog removes such a file
+ * first of all; this is for a file system that still shows it.)
+ */
+static bool is_of_another_start(spank_t spank, uint64_t *start)
+{
+	uint32_t step_id = 0;
+	const char *text = job_variable(spank, "SLURM_RESTART_COUNT");
+	char *end;
+
+	if (text == NULL || spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS || step_id != STEP_BATCH)
+		return false;
+	*start = strtoull(text, &end, 10);
+	return *text != '\0' && *end == '\0' && *start != remote.restart_count;
+}
+
 int remote_task_init(spank_t spank)
 {
 	uint32_t job_id = 0;
+	uint64_t start;
 	int task = 0;
 
+	if (remote.outcome == GRANTED && is_of_another_start(spank, &start))
+		failed("its session file is of start %" PRIu64 " of the job, and this is start %" PRIu64 "; submit it again",
+		       remote.restart_count, start);
 	if (remote.outcome != FAILED)
 		return 0;
 	spank_get_item(spank, S_JOB_ID, &job_id);

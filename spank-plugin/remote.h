@@ -7,11 +7,17 @@
 #include <slurm/spank.h>
 
 /*
- * For slurm_spank_init, the only place that runs as root, comes before the tasks and whose variables reach the batch
- * script and every step. It decides what becomes of the step, but does not fail it: a plugin that fails here makes Slurm
- * drain the node (and, for a batch job, call it COMPLETED).
+ * For slurm_spank_init, which runs as root, once for all tasks of the node: opens the session file if it is there. It
+ * neither fails nor waits. A plugin that fails here makes Slurm drain the node (and call a batch job COMPLETED); one that
+ * waits keeps slurmstepd from hearing of scancel, whereupon slurmctld takes the node for dead.
  */
 void remote_init(spank_t spank, const struct arguments *arguments);
+
+/*
+ * For slurm_spank_task_init_privileged, which runs as root in the process of each task, which scancel can kill: waits
+ * for a session file that was not there yet. A failure here would be ignored by Slurm.
+ */
+void remote_task_init_privileged(spank_t spank, const struct arguments *arguments);
 
 /* For slurm_spank_task_init, where a failure fails the job and leaves the node alone. 0, or -1 to fail the task. */
 int remote_task_init(spank_t spank);

@@ -95,8 +95,10 @@ int submit_component(spank_t spank, bool nested)
 		take_back_raw_option(spank, option);
 		good = good && hand_over(spank, option, options->value[option]);
 	}
-	if (!nested)
+	if (!nested) {
 		leave_hint(wanted);
+		unsetenv("SLURM_RESTART_COUNT"); /* of an enclosing job, which the new one would take for its own */
+	}
 	submit.component++;
 	options_clear(options);
 	return good ? 0 : -1;

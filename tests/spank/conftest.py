@@ -163,4 +163,6 @@ def make_slurm(directory: Path, plugin: Path, arguments: Sequence[str] = ("wait=
 def juice_slurm(plugin: Path, open_directory: Callable[[str], Path]) -> Iterator[JuiceSlurm]:
     running = make_slurm(open_directory("state"), plugin)
     with running.slurm:
+        done = running.srun("true")
+        assert done.returncode == 0, f"not even a job without options runs: {done.stderr}"
         yield running

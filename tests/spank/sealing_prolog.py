@@ -1,8 +1,8 @@
 """A PrologSlurmctld for the tests of the plugin: seals session files with PyNaCl, and spoils them on request.
 
 `{directory}` is replaced by the fixture. What it does depends on the first word of the pool's name: `deny`, `nofile`,
-`empty`, `nul`, `cut`, `wrongkey`, `foreign` (another job's), `symlink`, `stale` (of another start), `owner` (somebody
-else's), `late` (0.7 s after the job has started); anything else is granted. The environment is kept in `seen/`.
+`empty`, `nul`, `cut`, `wrongkey`, `foreign` (another job's), `symlink`, `stale` (always of the first start), `owner`
+(somebody else's), `late` (0.7 s after the prolog); anything else is granted. The environment is kept in `seen/`.
 """
 
 import json
@@ -37,7 +37,7 @@ def main() -> None:
     vram = text.get("SPANK_JUICE_VRAM", "24146608128")
     restarts = int(text.get("SLURM_JOB_RESTART_COUNT", "0"))
     how = pool.split("-")[0]
-    head = {"restart_count": str(restarts + (how == "stale")), "sealed_at": "1700000000"}
+    head = {"restart_count": "0" if how == "stale" else str(restarts), "sealed_at": "1700000000"}
     fields = {
         "verdict": "granted",
         **head,

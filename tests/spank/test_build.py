@@ -28,6 +28,7 @@ def test_exports_the_symbols_of_a_spank_plugin_and_no_others(plugin: Path) -> No
         "slurm_spank_init",
         "slurm_spank_init_post_opt",
         "slurm_spank_task_init",
+        "slurm_spank_task_init_privileged",
         "slurm_spank_exit",
     }
 

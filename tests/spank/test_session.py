@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fake_cluster.slurm.interface import Job
+
 from .conftest import JuiceSlurm, make_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.compiler]
@@ -20,7 +22,7 @@ FAULTS = {
     "nul": "/sessions/{job}.session holds NUL bytes only",
     "cut": "/sessions/{job}.session is cut off",
     "wrongkey": "/sessions/{job}.session does not open: it was sealed with another key",
-    "foreign": "/sessions/{job}.session does not open: it was sealed with another key, or for another job, user or cluster",
+    "foreign": "/sessions/{job}.session does not open: it was sealed with another key, or for another job",
     "symlink": "/sessions/{job}.session is a symbolic link, which is never followed",
     "owner": "/sessions/{job}.session belongs to a user who may not write session files",
 }
@@ -52,25 +54,38 @@ def test_what_stops_an_interactive_job(juice_slurm: JuiceSlurm, how: str) -> Non
     juice_slurm.check_nodes()
 
 
-def test_a_file_of_another_start_of_the_job_is_not_taken(juice_slurm: JuiceSlurm) -> None:
-    job, output, errors = juice_slurm.batch("echo ran", "--juice-pool=stale")
-    assert job.state.value == "FAILED"
-    assert output == ""
-    assert "is of start 1 of the job, and this is start 0" in errors
-    juice_slurm.check_nodes()
-
-
-def test_a_requeued_job_takes_the_file_of_its_new_start(juice_slurm: JuiceSlurm) -> None:
-    job_id = juice_slurm.sbatch(
-        "echo $SLURM_RESTART_COUNT $JUICE_SESSION_ID; sleep ${SLURM_RESTART_COUNT:-600}", "--juice-pool=a"
-    )
-    juice_slurm.slurm.wait(job_id, lambda job: job.state.value == "RUNNING" and "session" in juice_slurm.output(job_id))
+def requeued(juice_slurm: JuiceSlurm, pool: str) -> tuple[Job, str, str]:
+    """A job that is requeued while it runs, once, and has ended; its output and its errors."""
+    script = 'echo start $SLURM_RESTART_COUNT $JUICE_SESSION_ID; [ -n "$SLURM_RESTART_COUNT" ] || sleep 600'
+    job_id = juice_slurm.sbatch(script, f"--juice-pool={pool}", "--open-mode=append")
+    juice_slurm.slurm.wait(job_id, lambda job: "session" in juice_slurm.output(job_id))
     juice_slurm.slurm.requeue(job_id)
     juice_slurm.slurm.wait(job_id, lambda job: job.restarts == 1 and job.state.value == "PENDING")
     juice_slurm.slurm.release_begin_time(job_id)
     job = juice_slurm.slurm.wait(job_id)
-    assert (job.state.value, job.restarts) == ("COMPLETED", 1), juice_slurm.output(job_id, "err")
-    assert juice_slurm.output(job_id).split()[-2:] == ["1", f"session-{job_id}"]
+    return job, juice_slurm.output(job_id), juice_slurm.output(job_id, "err")
+
+
+def test_a_requeued_job_takes_the_file_of_its_new_start(juice_slurm: JuiceSlurm) -> None:
+    job, output, errors = requeued(juice_slurm, "test")
+    assert (job.state.value, job.restarts) == ("COMPLETED", 1), errors
+    assert output.splitlines() == [f"start session-{job.job_id}", f"start 1 session-{job.job_id}"]
+
+
+def test_submitit_1660_a_file_of_an_earlier_start_is_not_taken(juice_slurm: JuiceSlurm) -> None:
+    job, output, errors = requeued(juice_slurm, "stale")
+    assert (job.state.value, job.exit_code) == ("FAILED", 1)
+    assert output.splitlines() == [f"start session-{job.job_id}"]
+    assert "its session file is of start 0 of the job, and this is start 1" in errors
+    juice_slurm.check_nodes()
+
+
+def test_a_job_submitted_by_a_restarted_job_is_at_its_first_start(juice_slurm: JuiceSlurm) -> None:
+    script = "sbatch --wait --juice-pool=test --output=job-%j.out --error=job-%j.err --wrap='echo $JUICE_SESSION_ID'"
+    job, output, errors = juice_slurm.batch(script, env={"SLURM_RESTART_COUNT": "3"})
+    assert job.state.value == "COMPLETED", errors
+    inner = int(output.split()[-1])
+    assert juice_slurm.output(inner).split() == [f"session-{inner}"]
 
 
 def test_nextflow_5650_a_file_that_appears_late_is_waited_for(juice_slurm: JuiceSlurm) -> None:
@@ -243,5 +258,6 @@ def test_scancel_ends_a_job_that_waits_for_its_file(open_directory: Callable[[st
         running.slurm.scancel(job_id)
         job = running.slurm.wait(job_id)
         assert job.state.value == "CANCELLED"
-        running.slurm.wait(running.sbatch("true", "--exclusive", "--nodes=2"), timeout_s=100)
+        done = running.srun("true", options=["--nodes=2", "--exclusive"])
+        assert done.returncode == 0, done.stderr
         running.check_nodes()

@@ -129,7 +129,7 @@ def test_slurm_19625_options_arrive_whatever_is_exported(juice_slurm: JuiceSlurm
 
 def test_salloc(juice_slurm: JuiceSlurm) -> None:
     step = "srun sh -c 'echo $JUICE_SESSION_ID $JUICE_SESSION_GPUS'"
-    done = juice_slurm.shell(f'salloc --juice-pool=test --juice-gpu-count=2 sh -c "echo \\$SLURM_JOB_ID; $1"', step)
+    done = juice_slurm.shell('salloc --juice-pool=test --juice-gpu-count=2 sh -c "echo \\$SLURM_JOB_ID; $1"', step)
     assert done.returncode == 0, done.stderr
     job_id, session, gpus = done.stdout.split()
     assert (session, gpus) == (f"session-{job_id}", "2")

@@ -5,7 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-
 SESSION_CASES = """\
 struct field { const char *name, *value; };
 static const struct {
