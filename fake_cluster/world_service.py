@@ -13,7 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import juice_sim
@@ -35,14 +35,16 @@ class WorldError(Exception):
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """One agent of the scenario: its pool and its position there, from 0."""
+    """One agent of the scenario: its pool and its position there, from 0; `registered` is the host name that it has now,
+    where that is not made of the two."""
 
     pool: str
     position: int
+    registered: str = field(default="", compare=False)
 
     @property
     def hostname(self) -> str:
-        return f"{self.pool}-{self.position + 1}"
+        return self.registered or f"{self.pool}-{self.position + 1}"
 
 
 class Service(ABC):
@@ -87,11 +89,6 @@ class Service(ABC):
     @abstractmethod
     def runner(self) -> Runner:
         """Where the simulated Slurm runs its jobs."""
-
-    @property
-    def can_grow(self) -> bool:
-        """Whether agents beyond those of the start can appear."""
-        return False
 
 
 def child_environment() -> dict[str, str]:
