@@ -51,21 +51,27 @@ from fake_cluster.slurm.simulated_nodes import SimulatedNodes, output_path
 
 _T = TypeVar("_T")
 NO_CONTACT = "Unable to contact slurm controller (connect failure)"
-_SAVE_EVERY_S = 0.5
+SAVE_MAX_WAIT_S = 5.0
 _START_TIMEOUT_S = 30.0
 
 
 class SimulatedSlurm(Slurm):
     """The simulated back end.
 
-    `runner`: where jobs run (default: this host). `directory`: where logs, state and job scripts go and stay (default:
-    a temporary directory that `stop` removes). `release`: the Slurm release whose behaviour and hook environment are
-    copied. `kill_wait` (s): SIGTERM to SIGKILL. `stillborn_epilog`: probability that scancel inside a prolog also
-    kills the epilog before its first line. `crash`: what becomes of a running hook when slurmctld is killed with -9:
-    `dies`, `runs_on` (beside its second run), or `either` (drawn each time). `slurmd_timeout` (s): how long slurmctld
-    takes to notice that a node is gone. `seed`: of all that is drawn. `as_user`: run jobs with their user's rights
-    (needs root); otherwise they run with those of this process, whatever user they belong to. `juice_dir`: where
-    LD_PRELOAD points to.
+    runner: where jobs run (default: this host).
+    directory: where logs, state and job scripts go and stay (default: a temporary directory that `stop` removes).
+    release: the Slurm release whose hook environment is copied.
+    kill_wait: seconds between SIGTERM and SIGKILL.
+    stillborn_epilog: probability that scancel inside a prolog also kills the epilog before its first line.
+    crash: what becomes of a running hook when slurmctld is killed with -9: `dies`, `runs_on` (beside its second run),
+        or `either` (drawn each time).
+    stale_state: after -9 slurmctld knows only what it had saved, the first change after a quiet time at once and later
+        ones 5 s after it, as the real one: a job may run a second time with the same restart count, or be lost and its
+        id given again. Without it, everything acknowledged is known.
+    slurmd_timeout: seconds that slurmctld takes to notice that a node is gone.
+    seed: of all that is drawn.
+    as_user: run jobs with their user's rights (needs root); otherwise with those of this process.
+    juice_dir: where LD_PRELOAD points to.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class SimulatedSlurm(Slurm):
         kill_wait: float = 30.0,
         stillborn_epilog: float = 0.0,
         crash: str = "dies",
+        stale_state: bool = False,
         slurmd_timeout: float = 0.0,
         seed: int | None = None,
         as_user: bool = False,
@@ -89,6 +96,8 @@ class SimulatedSlurm(Slurm):
         self._runner = runner or LocalRunner()
         self._given_directory = directory
         self._crash = crash
+        self._stale_state = stale_state
+        self._save_every_s = SAVE_MAX_WAIT_S if stale_state else 0.5
         self._slurmd_timeout = slurmd_timeout
         self._random = random.Random(seed)
         self._as_user = as_user
@@ -143,9 +152,8 @@ class SimulatedSlurm(Slurm):
             as_user=self._as_user,
         )
         self._started = True
-        self._dirty = True
-        self._saved_at = 0.0
         self._save()
+        self._saved_at = 0.0
         self._thread = threading.Thread(target=self._slurmctld, name="slurmctld", daemon=True)
         self._thread.start()
 
@@ -294,7 +302,9 @@ class SimulatedSlurm(Slurm):
                 dies = self._random.random() < 0.5
             return self._rules.slurmctld_gone(time.time(), sig, hooks_die=dies)
 
-        self._ask(gone, "kill", then=self._save)
+        # A crash that comes at a quiet moment finds everything saved.
+        stale = self._stale_state and sig != signal.SIGTERM
+        self._ask(gone, "kill", then=None if stale else self._save)
 
     def start_slurmctld(self) -> None:
         if self._rules.up:
@@ -305,7 +315,13 @@ class SimulatedSlurm(Slurm):
             try:
                 with self._lock:
                     state = rules_state.read(self._state_path)
+                    counters = self._rules.counters()
                     self._rules = rules_state.load(self._config, state, self._random.random)
+                    # What the old slurmctld started and the saved state does not know must not be taken for new.
+                    self._rules.set_counters(
+                        self._rules.counters() | {name: counters[name] for name in ("run", "step")}
+                    )
+                    self._nodes.lose_all_but(self._rules.steps)
                     instructions = self._rules.slurmctld_started(time.time())
                 self._carry_out(instructions)
                 reports, self._reports = self._reports, []
@@ -360,7 +376,7 @@ class SimulatedSlurm(Slurm):
                 timer = self._rules.next_timer() if self._rules.up else None
             due = [at for at in (timer, self._later[0][0] if self._later else None) if at is not None]
             if self._dirty:
-                due.append(self._saved_at + _SAVE_EVERY_S)
+                due.append(self._saved_at + self._save_every_s)
             try:
                 item = self._inbox.get(timeout=max(0.0, min(due) - time.time())) if due else self._inbox.get()
                 if item is None:
@@ -373,7 +389,7 @@ class SimulatedSlurm(Slurm):
                     heapq.heappop(self._later)[2]()
                 if self._rules.up and timer is not None and timer <= now:
                     self._input(lambda: self._rules.time_passed(time.time()))
-            if self._dirty and self._rules.up and time.time() >= self._saved_at + _SAVE_EVERY_S:
+            if self._dirty and self._rules.up and time.time() >= self._saved_at + self._save_every_s:
                 self._save()
 
     def _at(self, at: float, action: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,13 @@ class SimulatedNodes:
         """A node dies with all that runs on it."""
         with self._lock:
             steps = [step for step, (where, _, _) in self._steps.items() if where == node]
+        for step in steps:
+            self.lose(step)
+
+    def lose_all_but(self, known: Container[int]) -> None:
+        """slurmctld does not know these launches (its saved state was older): slurmd kills them when it registers."""
+        with self._lock:
+            steps = [step for step in self._steps if step not in known]
         for step in steps:
             self.lose(step)
 

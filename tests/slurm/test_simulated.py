@@ -47,6 +47,20 @@ def test_crash_in_which_the_first_prolog_dies(simulated):
     assert simulated.journal(job_id).count("prolog ends 0") == 1
 
 
+def test_stale_state_after_a_crash_runs_a_job_again_with_the_same_restart_count(simulated):
+    # Seen on 22.05.8: the state is saved at most every 5 s.
+    simulated.start(epilog=UNTIL_GO, simulated={"stale_state": True})
+    job_id = simulated.submit(f"echo ran >> {simulated.records}/ran")
+    simulated.until_journal(job_id, "epilog begins 0")
+    simulated.slurm.kill_slurmctld(9)
+    simulated.slurm.start_slurmctld()
+    simulated.go()
+    job = simulated.ended(job_id)
+    assert (job.state, job.restarts) == (JobState.COMPLETED, 0)
+    assert (simulated.records / "ran").read_text() == "ran\nran\n"
+    assert simulated.journal(job_id).count("prolog begins 0") == 2
+
+
 def test_unknown_crash_variant_is_an_error():
     with pytest.raises(ValueError, match="crash='never': accepted are dies, runs_on, either"):
         SimulatedSlurm(crash="never")
