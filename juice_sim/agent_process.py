@@ -33,6 +33,7 @@ log = logging.getLogger("juice_sim.agent")
 LONGEST_WAIT_S = 8.0  # well below the 30 s of silence after which an agent is missing
 REQUEST_TIMEOUT_S = 15.0
 NUDGE_EVERY_S = 0.25
+NEWS_WAIT_S = 1.0
 METRICS_EVERY_S = 5.0
 STOP_S = 5.0
 
@@ -284,6 +285,8 @@ class Agent:
         wait = 0.0
         if self._seen and not self._stopping() and self._host.may_wait:
             wait = self._host.longest_wait_s * self._random.uniform(0.5, 1.0)
+            if instruction.command.sessions:
+                wait = min(wait, NEWS_WAIT_S)  # what is reported counts as taken only when the answer is here
             path = f"{path}?wait={wait:.2f}&seen={self._seen}"
         metrics = None
         if time.monotonic() - self._metrics_at >= METRICS_EVERY_S or instruction.command.sessions:

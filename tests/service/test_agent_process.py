@@ -59,7 +59,7 @@ def loop(start):  # after `start`, so that agents sign off while the controller 
 def host(request, loop, server):
     """A host whose agents wait at the controller, and one whose agents poll as the real ones do."""
     waits = request.param == "waits"
-    return loop.host(server.url, server.admin_token, may_wait=waits, poll_s=1.0 if waits else 0.05)
+    return loop.host(server.url, server.admin_token, may_wait=waits, poll_s=0.05)
 
 
 def spec(pool, gpus=2, **more):
@@ -342,5 +342,5 @@ def test_refused_agent_fails_with_one_line(loop, server, admin):
 
 def test_wrong_token_is_not_for_ever_silent(loop, server, pool):
     host = loop.host(server.url, "m2mwrong")
-    with pytest.raises(AgentFailed, match="has not answered|does not take"):
+    with pytest.raises(AgentFailed, match=r"has not answered|does not take"):
         loop(host.add(spec(pool), timeout_s=0.5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import ssl
 import stat
 import subprocess
 import sys
@@ -45,7 +44,7 @@ def token_of(line):
 
 
 def test_controller_and_agent_in_the_foreground(launch, tmp_path, wait_until):
-    controller, line = launch("controller", "--data", str(tmp_path / "d"))
+    _, line = launch("controller", "--data", str(tmp_path / "d"))
     assert set(line) == {"url", "pid", "admin_token_file"}
     assert stat.S_IMODE(os.stat(line["admin_token_file"]).st_mode) == 0o600
     agent, shown = launch(
@@ -113,7 +112,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, text):
 
 
 def test_data_directory_in_use_names_the_process(launch, tmp_path):
-    controller, line = launch("controller", "--data", str(tmp_path / "d"))
+    _, line = launch("controller", "--data", str(tmp_path / "d"))
     finished = juice_sim("controller", "--data", str(tmp_path / "d"))
     assert (finished.returncode, finished.stdout) == (2, "")
     assert f"in use by process {line['pid']}" in finished.stderr
@@ -132,12 +131,8 @@ def test_help_is_quick_and_lists_what_is_there():
     finished = juice_sim("--help")
     assert finished.returncode == 0
     assert "controller" in finished.stdout
-    loaded = subprocess.run(
-        [sys.executable, "-c", "import sys, juice_sim.cli.main as m; m.available(); print('ray' in sys.modules, 'aiohttp' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )  # fmt: skip # noqa: E501
+    script = "import sys, juice_sim.cli.main as m; m.available(); print('ray' in sys.modules, 'aiohttp' in sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert loaded.stdout.split() == ["False", "False"]
 
 
@@ -145,27 +140,26 @@ def test_slime_1714_proxy_variables_are_not_looked_at(launch, tmp_path, monkeypa
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    controller, line = launch("controller", "--no-auth")
+    _, line = launch("controller", "--no-auth")
     assert line["admin_token_file"] is None
-    agent, shown = launch("agent", "--controller", line["url"], "--pool", "p")
+    _, shown = launch("agent", "--controller", line["url"], "--pool", "p")
     with Client(line["url"]) as client:
         assert [one.id for one in client.agents()] == [shown["id"]]
 
 
 def test_httpx_475_own_certificate_is_refused_unless_its_ca_is_given(launch, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
     made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        capture_output=True,
-        timeout=60,
-    )  # fmt: skip
+        ["openssl", "req", "-x509", *curve, "-nodes", "-days", "2", *files, *subject], capture_output=True, timeout=60
+    )
     assert made.returncode == 0, made.stderr
-    controller, line = launch("controller", "--no-auth", "--tls-cert", str(certificate), "--tls-key", str(key))
+    _, line = launch("controller", "--no-auth", "--tls-cert", str(certificate), "--tls-key", str(key))
     assert line["url"].startswith("https://")
     with Client(line["url"], tries=1) as stranger, pytest.raises(ApiError, match="certificate"):
         stranger.pools()
-    agent, _ = launch("agent", "--controller", line["url"], "--pool", "p", "--ca-file", str(certificate))
+    launch("agent", "--controller", line["url"], "--pool", "p", "--ca-file", str(certificate))
     with Client(line["url"], ca_file=str(certificate)) as client:
         assert len(client.agents()) == 1
-    assert ssl.create_default_context(cafile=certificate)

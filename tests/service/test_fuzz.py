@@ -12,6 +12,12 @@ from juice_sim import openapi
 from juice_sim.server import ControllerServer
 
 GIB = 1 << 30
+MEMBERS = [
+    *("id", "state", "State", "hostname", "address", "version", "poolId", "gpus", "labels", "taints", "sessions"),
+    *("connections", "matchLabels", "tolerates", "labelSelector", "vramStrict", "sessionTimeout", "name", "userId"),
+    *("description", "expireDays", "admin", "permissions", "permission", "maxWorkers", "action", "path", "index"),
+    *("uuid", "vram", "vramRequired", "pciBus", "metrics", "pid", "processName", "exitCode"),
+]
 scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -21,11 +27,7 @@ scalars = st.one_of(
     st.sampled_from(["active", "closed", "queued", "admin", "create_session", "", "0", "a=b", "k in (a)", "status"]),
 )
 names = st.one_of(
-    st.sampled_from(
-        "id state State hostname address version poolId gpus labels taints sessions connections matchLabels tolerates "
-        "labelSelector vramStrict sessionTimeout name description expireDays userId admin permissions permission "
-        "maxWorkers action path index uuid vram vramRequired pciBus metrics pid processName exitCode".split()
-    ),
+    st.sampled_from(MEMBERS),
     st.text(max_size=8),
 )
 values = st.recursive(
