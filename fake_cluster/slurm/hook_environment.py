@@ -7,6 +7,7 @@ plugin passed with `spank_job_control_setenv` under a forced `SPANK_` prefix, an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -34,8 +35,18 @@ def release_number(release: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def host_list(names: Iterable[str]) -> str:
+@functools.cache
+def _added(release: str) -> frozenset[str]:
+    """Names of ADDED_IN that this release sets."""
+    have = release_number(release)
+    return frozenset(name for name, since in ADDED_IN.items() if have >= release_number(since))
+
+
+def host_list(given: Iterable[str]) -> str:
     """Names as Slurm writes a list of nodes: `node[1-3,5]`; names without a trailing number stand alone."""
+    names = list(given)
+    if len(names) == 1:
+        return names[0]
     ranges: dict[tuple[str, int], list[int]] = {}
     alone: list[str] = []
     for name in names:
@@ -122,16 +133,17 @@ def hook_environment(
         # The wait status, and the same as "code:signal".
         env["SLURM_JOB_EXIT_CODE"] = str((job.exit_code << 8) | job.signal)
         env["SLURM_JOB_EXIT_CODE2"] = f"{job.exit_code}:{job.signal}"
-    start = job.start_time or 0.0
-    end = job.end_time if job.end_time is not None else start + (spec.time_limit or _UNLIMITED)
-    env["SLURM_JOB_START_TIME"] = str(int(start))
-    env["SLURM_JOB_END_TIME"] = str(int(end))
-    env["SLURM_JOB_OVERSUBSCRIBE"] = "OK"
-    env["SLURM_JOB_SLUID"] = f"s{job.sequence:013X}"
-    have = release_number(config.release)
-    for name, since in ADDED_IN.items():
-        if have < release_number(since):
-            del env[name]
+    added = _added(config.release)
+    if added:
+        start = job.start_time or 0.0
+        end = job.end_time if job.end_time is not None else start + (spec.time_limit or _UNLIMITED)
+        newer = {
+            "SLURM_JOB_START_TIME": str(int(start)),
+            "SLURM_JOB_END_TIME": str(int(end)),
+            "SLURM_JOB_OVERSUBSCRIBE": "OK",
+            "SLURM_JOB_SLUID": f"s{job.sequence:013X}",
+        }
+        env.update({name: newer[name] for name in ADDED_IN if name in added})
     # The prefix is always forced: a value set as PATH arrives as SPANK_PATH.
     env.update({f"SPANK_{name}": value for name, value in spec.spank_env.items()})
     env.update({f"SPANK__SLURM_SPANK_OPTION_{name}": value for name, value in spec.spank_options.items()})
