@@ -22,9 +22,11 @@ from pathlib import Path
 
 from .daemons import Daemons
 from .interface import CommandFailed, Finished, Job, Slurm, SlurmSettings, SubmitError
+from .ports import Ports
 from .slurm_binaries import SlurmBinaries, SlurmNotFound, find_slurm
 from .slurm_conf import Layout, check_settings, node_names, write_configuration
 from .slurm_parse import parse_jobs, parse_node_states
+from .submitted_juice import SubmittedJuice
 
 NODE_VARIABLE = "JUICE_SIM_NODE"  # marks a node's slurmd
 COMMAND_TIMEOUT_S = 120.0
@@ -49,24 +51,6 @@ def available(prefix: Path | None = None) -> str | None:
     return None
 
 
-class Ports:
-    """Ports that nobody else gets: bound, never listened on, kept until `release`. Slurm binds with SO_REUSEADDR, which
-    Linux lets share a port with a socket that has it too and does not listen, but never gives out by itself."""
-
-    def __init__(self, count: int) -> None:
-        self.sockets = []
-        for _ in range(count):
-            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-            self.sockets.append(held)
-        self.numbers = [held.getsockname()[1] for held in self.sockets]
-
-    def release(self) -> None:
-        for held in self.sockets:
-            held.close()
-
-
 class RealSlurm(Slurm):
     """The real back end. `prefix`: an installation, or a tree made by `trixie_tree.py`; `directory`: where everything
     goes and stays (a temporary directory, removed at the end, when None)."""
@@ -85,6 +69,7 @@ class RealSlurm(Slurm):
         self._pids: dict[str, int] = {}
         self._last_log = ""
         self._clients = 0
+        self._juice = SubmittedJuice()
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -341,6 +326,9 @@ class RealSlurm(Slurm):
         found = re.search(r"^(\d+)", done.stdout, re.MULTILINE)
         if found is None:
             raise SubmitError(done.stderr.strip() or f"sbatch printed no job id: {done.stdout!r}")
+        if self.settings.plugstack:
+            given = self.user_environment(env, user_id)
+            self._juice.batch(int(found[1]), script if text is None else text, options, given, cwd or self.layout.work)
         return int(found[1])
 
     def srun(
@@ -366,8 +354,15 @@ class RealSlurm(Slurm):
             user=user,
         )
         deadline = time.monotonic() + timeout_s
-        if on_job_id is not None:
-            self._announce_job(pid, deadline, on_job_id)
+
+        def announce(job_id: int) -> None:
+            if self.settings.plugstack:
+                self._juice.interactive(job_id, command, options, self.user_environment(env, user_id), self.layout.work)
+            if on_job_id is not None:
+                on_job_id(job_id)
+
+        if on_job_id is not None or self.settings.plugstack:
+            self._announce_job(pid, deadline, announce)
         code = self.daemons.wait(pid, max(0.0, deadline - time.monotonic()))
         if code is None:
             self.daemons.kill(pid)
@@ -400,7 +395,7 @@ class RealSlurm(Slurm):
             raise CommandFailed(f"scancel {job_id}: {done.stderr.strip()}")
 
     def jobs(self) -> list[Job]:
-        return parse_jobs(self._scontrol("show", "job"))
+        return [self._juice.added_to(job) for job in parse_jobs(self._scontrol("show", "job"))]
 
     def job(self, job_id: int) -> Job:
         try:
@@ -412,10 +407,10 @@ class RealSlurm(Slurm):
         # An array's id or a het job's brings all its members; the one whose own id it is comes first.
         for job in found:
             if job.job_id == job_id:
-                return job
+                return self._juice.added_to(job)
         if not found:
             raise KeyError(job_id)
-        return found[0]
+        return self._juice.added_to(found[0])
 
     def wait(self, job_id: int, until: Callable[[Job], bool] | None = None, timeout_s: float = 120.0) -> Job:
         holds = until if until is not None else (lambda job: job.state.ended)

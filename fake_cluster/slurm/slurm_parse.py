@@ -54,7 +54,7 @@ def records(text: str) -> list[dict[str, str]]:
                 continue
             head, is_job, job_name = line.partition(" JobName=") if line.startswith("JobId=") else (line, "", "")
             starts = list(FIELD.finditer(head))
-            for match, following in zip(starts, [*starts[1:], None], strict=True):
+            for match, following in zip(starts, [*starts[1:], None], strict=False):
                 fields.setdefault(match[1], head[match.end() : following.start() if following else len(head)].strip())
             if is_job:
                 fields["JobName"] = job_name

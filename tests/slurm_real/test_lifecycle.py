@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from fake_cluster import slurm as slurm_package
 from fake_cluster.slurm.interface import JobState, SlurmSettings, SubmitError
 from fake_cluster.slurm.real import RealSlurm
 
@@ -26,6 +25,7 @@ from .processes import alive, eventually
 pytestmark = pytest.mark.slurm
 MakeSlurm = Callable[..., RealSlurm]
 NOBODY = 65534
+CHECKOUT = Path(__file__).parents[2]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can submit jobs for other users")
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_left_when_the_owner_is_killed(prefix: Path | None, sig: sign
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=CHECKOUT,
     )
     assert owner.stdout is not None
     with owner, owner.stdout:
@@ -251,9 +251,8 @@ def test_all_of_it_as_a_plain_user(prefix: Path | None) -> None:
         pytest.skip("no system-wide Python 3.10 or newer that a plain user could run")
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
-        package = Path(directory) / "fake_cluster"
-        shutil.copytree(Path(slurm_package.__file__).parent, package / "slurm")
-        (package / "__init__.py").touch()
+        for package in ("fake_cluster", "juice_sim"):
+            shutil.copytree(CHECKOUT / package, Path(directory) / package, ignore=shutil.ignore_patterns("__pycache__"))
         done = subprocess.run(
             [python, "-c", AS_NOBODY, str(prefix or "")], capture_output=True, text=True, cwd=directory, timeout=120
         )
@@ -319,6 +318,22 @@ def test_srun_tells_its_job_id_while_it_runs(make_slurm: MakeSlurm) -> None:
     ran = slurm.srun(["sleep", "600"], on_job_id=cancel)
     assert ran.returncode != 0
     assert slurm.wait(seen[0]).state is JobState.CANCELLED
+
+
+def test_jobs_carry_what_the_plugin_passes_to_the_hooks(make_slurm: MakeSlurm) -> None:
+    """Read from the submission; the plugin itself is tested elsewhere, here Slurm only has to take its options."""
+    slurm = make_slurm(nodes=2, plugstack=["# juice.so would be here"])
+    env = {"JUICE_POOL": "test", "JUICE_VRAM": "1"}
+    asked = {"JUICE_POOL": "test", "JUICE_GPU_COUNT": "1", "JUICE_VRAM": str(1 << 30)}
+    job = slurm.wait(slurm.sbatch("true", env=env))
+    assert asked.items() <= job.juice.items()
+    array = slurm.sbatch("true", ["--array=0-1"], env=env)
+    for task in (task for task in slurm.jobs() if task.array_job_id == array):
+        assert asked.items() <= task.juice.items()
+    assert slurm.wait(slurm.sbatch("true")).juice == {}
+    seen: list[int] = []
+    slurm.srun(["true"], env=env, on_job_id=seen.append)
+    assert asked.items() <= slurm.job(seen[0]).juice.items()
 
 
 def test_srun_that_takes_too_long_is_ended(make_slurm: MakeSlurm) -> None:
