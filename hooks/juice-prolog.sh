@@ -51,10 +51,12 @@ for juice_name in CONTROLLER TOKEN_FILE STATE_DIR KEY_FILE CA_FILE WAIT POOLS CL
 done
 [ -x "${JUICE_PYTHON:=/usr/bin/python3}" ] || juice_fail "$JUICE_PYTHON" "cannot be run; set JUICE_PYTHON in $JUICE_CONFIG"
 
-# Imported rather than run as a script, so that Python keeps its byte code.
-exec "$JUICE_PYTHON" -I -S -c 'import sys
+# Imported rather than run as a script, so that Python keeps its byte code. Neither the collection of garbage nor taking
+# the interpreter down in good order is worth its time here.
+exec "$JUICE_PYTHON" -I -S -c 'import gc, os, sys
+gc.disable()
 sys.path.append(sys.argv.pop(1))
 import juice_hook
-sys.exit(juice_hook.main(sys.argv[1:]))' "$juice_dir" "$@" 3<<EOF
+os._exit(juice_hook.main(sys.argv[1:]))' "$juice_dir" "$@" 3<<EOF
 $juice_token
 EOF

@@ -7,9 +7,9 @@ The contract, in plain words
   after each prolog that failed. It may kill either at any instant, and after a crash of slurmctld it may run the prolog
   of one job twice, even side by side. A killed hook cleans up nothing: what it leaves must be found by the next one.
 - The prolog asks the Juice controller for a session. It exits 0 when the session is active and the session file lies in
-  the state directory. It exits 1 when Slurm should try the job again later. When the request can never succeed it writes
-  a session file that holds a denial and exits 0: the plugin on the node then fails the job with that reason. (Slurm
-  requeues a job whose prolog fails for ever, so a hopeless request must not be an exit 1.)
+  the state directory. It exits 1 when Slurm should try the job again later. When the request can never succeed, it
+  writes a session file that holds a denial and exits 0: the plugin on the node then fails the job with that reason.
+  (Slurm requeues a job whose prolog fails for ever, so a hopeless request must not be an exit 1.)
 - Before the prolog asks, it records durably in the journal what it is about to ask, under an idempotency key that is
   used for nothing else. The epilog releases what the journal names; `reconcile` does so when the epilog could not.
   An entry leaves the journal only when the controller has confirmed that its session is gone, or never was.
@@ -135,7 +135,9 @@ class Settings:
         for pair in text("POOLS").split():
             name, _, pool_id = pair.rpartition("=")
             if not name or not UUID.match(pool_id):
-                self.problems.append("JUICE_POOLS: %s is not name=uuid; write JUICE_POOLS='NAME=UUID ...'" % quoted(pair))
+                self.problems.append(
+                    "JUICE_POOLS: %s is not name=uuid; write JUICE_POOLS='NAME=UUID ...'" % quoted(pair)
+                )
             self.pools[name] = pool_id.lower()
         try:
             self.wait = float(text("WAIT", "20"))
@@ -167,14 +169,16 @@ def split_url(url):
 
 
 class Job:
-    """The job as Slurm describes it to a hook. ValueError when `environ` (text to text) is not the environment of one."""
+    """The job as Slurm describes it to a hook. ValueError when `environ` (text to text) is no hook's environment."""
 
     def __init__(self, environ, settings):
         def number(name, least, default=""):
             try:
                 return whole_number(environ.get(name) or default, least, 2**63 - 1)
             except ValueError as error:
-                raise ValueError("%s: %s; this must be run by slurmctld, or with the variables that it sets" % (name, error))
+                raise ValueError(
+                    "%s: %s; this must be run by slurmctld, or with the variables that it sets" % (name, error)
+                )
 
         self.id = number("SLURM_JOB_ID", 1)
         self.uid = number("SLURM_JOB_UID", 0)
@@ -194,7 +198,7 @@ def key_part(cluster):
 
 
 def requirements(job):
-    """What the job's user wants, as the body of the request but for the pool's id. Denied when that is not acceptable."""
+    """What the job's user wants, as the body of the request but for the pool's id. Denied when it is not acceptable."""
     wishes = job.wishes
 
     def refused(option, value, accepted):
@@ -216,7 +220,9 @@ def requirements(job):
         except ValueError:
             raise refused("--juice-vram", wishes["VRAM"], "here, after the plugin's conversion: bytes, 1 to 2^63-1")
         if count > 1:
-            raise Denied("--juice-vram with --juice-gpu-count=%d: a slice of VRAM is for one GPU; drop one of the two" % count)
+            raise Denied(
+                "--juice-vram with --juice-gpu-count=%d: a slice of VRAM is for one GPU; drop one of the two" % count
+            )
     body = {"gpus": [{"vramRequired": vram}] * count, "name": job.name}
     strict = wishes["VRAM_STRICT"]
     if strict not in (None, "", "0", "1"):
@@ -242,8 +248,8 @@ def requirements(job):
 
 
 class Effect:
-    """Something that a generator wants done: `method` of the driver, called with `values`. An OSError or SiteFault that it
-    raises is raised in the generator, at its yield. Paths are relative to the state directory; times are seconds."""
+    """Something that a generator wants done: `method` of the driver, called with `values`. An OSError or SiteFault that
+    it raises is raised in the generator, at its yield. Paths are relative to the state directory; times are seconds."""
 
     method = ""
 
@@ -265,7 +271,9 @@ RandomHex = effect("RandomHex", "random_hex")  # (number of bytes) -> text
 Log = effect("Log", "log")  # (is it an error, text)
 Request = effect("Request", "request")  # (method, path, body text or None, idempotency key or None, time-out) -> Reply
 ReadFile = effect("ReadFile", "read_file")  # (path) -> bytes, or None when there is none
-WriteFile = effect("WriteFile", "write_file")  # (path, bytes, mode); the old file until the new one is on the disk, whole
+WriteFile = effect(
+    "WriteFile", "write_file"
+)  # (path, bytes, mode); the old file until the new one is on the disk, whole
 Rename = effect("Rename", "rename")  # (old path, new path)
 RemoveFile = effect("RemoveFile", "remove_file")  # (path); no error when there is none
 ListDir = effect("ListDir", "list_dir")  # (path) -> [(name, time of its last change)]
@@ -323,7 +331,7 @@ def associated_data(cluster, job_id, uid):
 
 
 def seal_session(key, nonce, cluster, job_id, uid, fields):
-    """The bytes of a session file. `fields`: [(name, value)], in the order of the contract; `nonce`: 24 random bytes."""
+    """The bytes of a session file. `fields`: [(name, value)] in the order of the contract; `nonce`: 24 random bytes."""
     plain = b"".join(name.encode() + b"=" + value.replace("\0", "").encode("utf-8") + b"\0" for name, value in fields)
     sealed = MAGIC + nonce + sodium().encrypt(plain, associated_data(cluster, job_id, uid), nonce, key)
     if len(sealed) > MAX_SESSION_FILE:
@@ -348,8 +356,11 @@ def unseal_session(data, key, cluster, job_id, uid):
         raise SessionFileError("truncated", "the session file is cut off after %d bytes" % len(data))
     plain = sodium().decrypt(data[32:], associated_data(cluster, job_id, uid), data[8:32], key)
     if plain is None:
-        raise SessionFileError("sealed", "the session file does not open: it was sealed for another job, user or cluster, "
-                               "or with another key, or it is damaged")  # fmt: skip
+        raise SessionFileError(
+            "sealed",
+            "the session file does not open: it was sealed for another job, user or cluster, "
+            "or with another key, or it is damaged",
+        )
     fields = {}
     for record in plain[:-1].split(b"\0") if plain.endswith(b"\0") else (b"",):
         name, mark, value = record.partition(b"=")
@@ -378,8 +389,8 @@ def open_session(path, key, cluster, job_id, uid, owners=(0,)):
 
 
 def read_regular(path, limit, owners=None):
-    """The first `limit` bytes of a regular file, without following a link or waiting for a pipe. OSError: ELOOP for a link,
-    EPERM when it belongs to none of `owners`, EINVAL for what is no regular file."""
+    """The first `limit` bytes of a regular file, without following a link or waiting for a pipe. OSError: ELOOP for a
+    link, EPERM when it belongs to none of `owners`, EINVAL for what is no regular file."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -425,13 +436,15 @@ class CtypesSodium:
     def encrypt(self, plain, data, nonce, key):
         out = self.buffer(len(plain) + 16)
         self.library.crypto_aead_xchacha20poly1305_ietf_encrypt(
-            out, None, plain, self.size(len(plain)), data, self.size(len(data)), None, nonce, key)  # fmt: skip
+            out, None, plain, self.size(len(plain)), data, self.size(len(data)), None, nonce, key
+        )
         return out.raw
 
     def decrypt(self, sealed, data, nonce, key):
         out = self.buffer(max(len(sealed) - 16, 1))
         failed = self.library.crypto_aead_xchacha20poly1305_ietf_decrypt(
-            out, None, None, sealed, self.size(len(sealed)), data, self.size(len(data)), nonce, key)  # fmt: skip
+            out, None, None, sealed, self.size(len(sealed)), data, self.size(len(data)), nonce, key
+        )
         return None if failed else out.raw[: len(sealed) - 16]
 
 
@@ -478,7 +491,16 @@ def sodium():
 # denied), `uid`, `at` (Unix time), `owner` (the prolog run that waits for it), `session` (id, "" while unknown) and
 # `body` (the request, so that it can be repeated to the letter).
 
-ATTEMPT = {"restart": int, "key": str, "state": str, "uid": int, "at": (int, float), "owner": str, "session": str, "body": str}
+ATTEMPT = {
+    "restart": int,
+    "key": str,
+    "state": str,
+    "uid": int,
+    "at": (int, float),
+    "owner": str,
+    "session": str,
+    "body": str,
+}
 
 
 def journal_path(job_id):
@@ -505,14 +527,16 @@ def parse_journal(data):
 
 
 def locked(job_id, section):
-    """Run `section`, a generator, while no other hook changes the files of this job. SiteFault when that never comes."""
+    """Run `section`, a generator, while no other hook changes the files of the job. SiteFault when that never comes."""
     path = "locks/%d" % (job_id % 64)  # a fixed set of files, so that none is ever removed under a waiting process
     for _ in range(250):
         if (yield Lock(path)):
             break
         yield Sleep(0.02)
     else:
-        raise SiteFault("%s is held by another process since 5 s; is a hook stopped, or does the file system not lock?" % path)
+        raise SiteFault(
+            "%s is held by another process since 5 s; is a hook stopped, or does the file system not lock?" % path
+        )
     try:
         result = yield from section
     except Exception:
@@ -532,8 +556,11 @@ def read_journal(job_id):
     except ValueError as error:
         aside = "journal/%d.%s.damaged" % (job_id, (yield RandomHex(4)))
         yield Rename(journal_path(job_id), aside)
-        yield Log(True, "%s is damaged (%d bytes, %s; a power cut?); kept as %s until the controller's list of sessions "
-                  "shows that nothing is lost" % (journal_path(job_id), len(data), error, aside))  # fmt: skip
+        yield Log(
+            True,
+            "%s is damaged (%d bytes, %s; a power cut?); kept as %s until the controller's list of sessions "
+            "shows that nothing is lost" % (journal_path(job_id), len(data), error, aside),
+        )
         return [], True
 
 
@@ -546,8 +573,8 @@ def write_journal(job_id, attempts):
 
 
 def claim(job, state, body):
-    """Under the lock: make this run of the prolog the owner of the job's newest attempt, and return that attempt and the
-    older ones that must be released. Takes over what a prolog for the same start of the job has asked for."""
+    """Under the lock: make this run of the prolog the owner of the job's newest attempt, and return that attempt and
+    the older ones that must be released. Takes over what a prolog for the same start of the job has asked for."""
     attempts, _ = yield from read_journal(job.id)
     wall, _ = yield Clock()
     owner = yield RandomHex(8)
@@ -556,8 +583,10 @@ def claim(job, state, body):
         is_fresh = abs(wall - attempt["at"]) < FRESH
         is_live = attempt["state"] == "asked"
         if attempt["restart"] > job.restart and is_fresh and attempt["state"] != "releasing":
-            raise TryLater("start %d of this job is under way already; this is a late prolog for start %d"
-                           % (attempt["restart"], job.restart))  # fmt: skip
+            raise TryLater(
+                "start %d of this job is under way already; this is a late prolog for start %d"
+                % (attempt["restart"], job.restart)
+            )
         same = attempt["restart"] == job.restart and attempt["uid"] == job.uid and attempt["body"] == body
         if is_live and same and is_fresh and state == "asked" and mine is None:
             attempt.update(owner=owner, at=wall)
@@ -568,8 +597,16 @@ def claim(job, state, body):
             leftovers.append(attempt)
             kept.append(attempt)
     if mine is None:
-        mine = {"restart": job.restart, "key": "%s/%s" % (job.name, owner), "state": state, "uid": job.uid, "at": wall,
-                "owner": owner, "session": "", "body": body}  # fmt: skip
+        mine = {
+            "restart": job.restart,
+            "key": "%s/%s" % (job.name, owner),
+            "state": state,
+            "uid": job.uid,
+            "at": wall,
+            "owner": owner,
+            "session": "",
+            "body": body,
+        }
         kept.append(dict(mine))
         mine["doubt"] = False  # whether a session may exist that we do not know of; never written down
     yield RemoveFile(session_path(job.id))  # what an earlier start left must never be taken for this one's
@@ -589,12 +626,15 @@ def note_session(job, mine):
 def publish(job, mine, fields):
     """Under the lock: write the session file, unless another hook has released this attempt or begun a later one."""
     attempts, _ = yield from read_journal(job.id)
-    current = [a for a in attempts if a["key"] == mine["key"] and a["state"] == mine["state"]]
-    if not current or any(a["restart"] > job.restart for a in attempts):
+    live = [a for a in attempts if a["state"] != "releasing"]
+    if mine["key"] not in [a["key"] for a in live] or any(a["restart"] > job.restart for a in live):
         raise TryLater("another hook has released this start of the job while its prolog waited")
     wall, _ = yield Clock()
-    head = [("verdict", "denied" if mine["state"] == "denied" else "granted"), ("restart_count", str(job.restart)),
-            ("sealed_at", str(int(wall)))]  # fmt: skip
+    head = [
+        ("verdict", "denied" if mine["state"] == "denied" else "granted"),
+        ("restart_count", str(job.restart)),
+        ("sealed_at", str(int(wall))),
+    ]
     sealed = yield Seal(job.cluster, job.id, job.uid, head + fields)
     yield WriteFile(session_path(job.id), sealed, 0o644)
 
@@ -647,8 +687,8 @@ def ask(until, method, path, body=None, mine=None, not_found=False):
     """One request, repeated until it gets an answer that settles it, or TryLater when that has not come by `until`.
 
     Returns any 2xx and any 4xx that is about the request itself; with `not_found` also the open-source controller's 500
-    for a thing that it does not have. SiteFault for what only the site can mend. `mine`: the attempt whose key goes with
-    the request; its `doubt` is set as soon as a request may have taken effect without our knowing."""
+    for a thing that it does not have. SiteFault for what only the site can mend. `mine`: the attempt whose key goes
+    with the request; its `doubt` is set as soon as a request may have taken effect without our knowing."""
     delay = 0.25
     what = "%s %s" % (method, path)
     while True:
@@ -657,11 +697,14 @@ def ask(until, method, path, body=None, mine=None, not_found=False):
         if reply.site_fault:
             raise SiteFault(reply.error)
         if reply.status in (401, 403):
-            raise SiteFault("%s: %s; the token is missing, expired, revoked or lacks a permission: renew it (juice m2m create) "
-                            "and put it into JUICE_TOKEN_FILE" % (what, reply.reason()))  # fmt: skip
+            raise SiteFault(
+                "%s: %s; the token is missing, expired, revoked or lacks a permission: renew it (juice m2m create) "
+                "and put it into JUICE_TOKEN_FILE" % (what, reply.reason())
+            )
         if 300 <= reply.status < 400:
-            raise SiteFault("%s: HTTP %d, a redirect; set JUICE_CONTROLLER to the address that it leads to"
-                            % (what, reply.status))  # fmt: skip
+            raise SiteFault(
+                "%s: HTTP %d, a redirect; set JUICE_CONTROLLER to the address that it leads to" % (what, reply.status)
+            )
         settled = 200 <= reply.status < 300 or (400 <= reply.status < 500 and reply.status not in (408, 425, 429))
         if settled or (not_found and reply.says_not_found()):
             return reply
@@ -676,7 +719,9 @@ def ask(until, method, path, body=None, mine=None, not_found=False):
         else:
             pause += jitter * max(0.5, pause / 4)  # so that those who were told the same do not come back together
         if now + pause >= until:
-            raise TryLater("%s: %s%s" % (what, reply.reason(), "" if pause < 5 else "; to be tried again in %.0f s" % pause))
+            raise TryLater(
+                "%s: %s%s" % (what, reply.reason(), "" if pause < 5 else "; to be tried again in %.0f s" % pause)
+            )
         yield Log(False, "%s: %s; again in %.1f s" % (what, reply.reason(), pause))
         yield Sleep(pause)
 
@@ -710,7 +755,9 @@ def body_for(job, settings, until):
         body["poolId"] = yield from look_up_pool(pool, settings, until)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     if len(text) > 2560:
-        raise Denied("labels and tolerations are too long: the request would have %d bytes, accepted are 2560" % len(text))
+        raise Denied(
+            "labels and tolerations are too long: the request would have %d bytes, accepted are 2560" % len(text)
+        )
     return text
 
 
@@ -721,11 +768,17 @@ def look_up_pool(name, settings, until):
     if reply.status != 200 and settings.pools:
         raise Denied("unknown pool %s; known: %s" % (quoted(name), ", ".join(sorted(settings.pools))))
     if reply.status != 200:
-        raise SiteFault("GET /v1/pools: %s; this controller does not list pools: set JUICE_POOLS='NAME=UUID ...' in "
-                        "juice-config.sh (a job asked for pool %s)" % (reply.reason(), quoted(name)))  # fmt: skip
+        raise SiteFault(
+            "GET /v1/pools: %s; this controller does not list pools: set JUICE_POOLS='NAME=UUID ...' in "
+            "juice-config.sh (a job asked for pool %s)" % (reply.reason(), quoted(name))
+        )
     if not isinstance(pools, list):
-        raise TryLater("GET /v1/pools: the answer is not a JSON array; is JUICE_CONTROLLER the address of a Juice controller?")
-    pools = [p for p in pools if isinstance(p, dict) and isinstance(p.get("name"), str) and UUID.match(str(p.get("id")))]
+        raise TryLater(
+            "GET /v1/pools: the answer is not a JSON array; is JUICE_CONTROLLER the address of a Juice controller?"
+        )
+    pools = [
+        p for p in pools if isinstance(p, dict) and isinstance(p.get("name"), str) and UUID.match(str(p.get("id")))
+    ]
     found = [p["id"] for p in pools if p["name"] == name]
     if not found:
         names = sorted(set(p["name"] for p in pools) | set(settings.pools))
@@ -745,8 +798,8 @@ def session_id(reply):
 
 
 def obtain(job, mine, until):
-    """Ask for the attempt's session and wait until it is active; the session as the controller describes it, or None when
-    somebody closed it meanwhile."""
+    """Ask for the attempt's session and wait until it is active. Returns it as the controller describes it, or None
+    when somebody has closed it meanwhile."""
     if not mine["session"]:
         reply = yield from ask(until, "POST", REQUEST_PATH, mine["body"], mine)
         if reply.status >= 400:
@@ -756,7 +809,9 @@ def obtain(job, mine, until):
                 raise Denied("the Juice controller refuses the request: %s" % reply.reason())
             if reply.status in (409, 422):
                 raise TryLater("POST %s: %s" % (REQUEST_PATH, reply.reason()))
-            raise SiteFault("POST %s: %s; is JUICE_CONTROLLER the address of a Juice controller?" % (REQUEST_PATH, reply.reason()))
+            raise SiteFault(
+                "POST %s: %s; is JUICE_CONTROLLER the address of a Juice controller?" % (REQUEST_PATH, reply.reason())
+            )
         mine["doubt"] = True
         mine["session"] = session_id(reply)
         yield from locked(job.id, note_session(job, mine))
@@ -773,7 +828,9 @@ def obtain(job, mine, until):
         if reply.status != 200 or not isinstance(session, dict):
             state = "unreadable (%s)" % reply.reason()
         else:
-            state = session.get("state") or "queued"  # the open-source controller shows a queued session without a state
+            state = (
+                session.get("state") or "queued"
+            )  # the open-source controller shows a queued session without a state
         if state == "active":
             return session
         if state in ("canceling", "closed"):
@@ -801,7 +858,9 @@ def granted_fields(job, mine, session, until):
     body = json.loads(mine["body"])
     usable = isinstance(gpus, list) and all(isinstance(g, dict) and isinstance(g.get("index"), int) for g in gpus)
     if not usable or len(gpus) < len(body["gpus"]):
-        raise TryLater("the active session has %s GPUs instead of %d" % (len(gpus) if usable else "unreadable", len(body["gpus"])))
+        raise TryLater(
+            "the active session has %s GPUs instead of %d" % (len(gpus) if usable else "unreadable", len(body["gpus"]))
+        )
     if not isinstance(address, str) or not address or len(address) > 300 or not address.isprintable() or " " in address:
         raise TryLater("the active session has no usable agent address")
     known = yield from gpus_of_agent(mine["session"], address, body["poolId"], until)
@@ -825,7 +884,7 @@ def granted_fields(job, mine, session, until):
 
 
 def gpus_of_agent(session, address, pool_id, until):
-    """Index -> GPU, as the session's agent registered them; empty when that cannot be found out, for only names hang on it."""
+    """Index -> GPU, as the session's agent registered them; empty when that cannot be found out: only names need it."""
     _, now = yield Clock()
     patience = max(0.5, min(2.0, until - now))
     reply = yield Request("GET", "/v1/session/%s/story" % session, None, None, patience)
@@ -849,8 +908,8 @@ def release(attempt, until):
     """See to it that the attempt has no session at the controller; TryLater or SiteFault when that is not certain."""
     session = attempt["session"]
     if not session:
-        # Whether the request arrived is not known. The same key again either tells the session that it made, or uses the
-        # key up, so that a request which is still under way makes none.
+        # Whether the request arrived is not known. The same key again either tells the session that it made, or uses
+        # the key up, so that a request which is still under way makes none.
         reply = yield from ask(until, "POST", REQUEST_PATH, attempt["body"], attempt)
         if reply.status == 422 and b"unsatisfiable" not in reply.body:
             raise TryLater("POST %s: %s" % (REQUEST_PATH, reply.reason()))
@@ -875,8 +934,11 @@ def release_all(job_id, attempts, until):
             yield from release(attempt, until)
             gone.append(attempt["key"])
         except (TryLater, SiteFault, OSError) as error:
-            yield Log(True, "cannot release the session of start %d: %s; it stays in the journal for reconcile"
-                      % (attempt["restart"], error))  # fmt: skip
+            yield Log(
+                True,
+                "cannot release the session of start %d: %s; it stays in the journal for reconcile"
+                % (attempt["restart"], error),
+            )
     if gone:
         yield from locked(job_id, forget(job_id, gone))
         yield Log(False, "released %d session(s)" % len(gone))
@@ -917,8 +979,11 @@ def reserve(job, body, until):
             if session is not None:
                 fields = yield from granted_fields(job, mine, session, until)
                 yield from locked(job.id, publish(job, mine, fields))
-                yield Log(False, "granted %d GPU(s) of pool %s, session %s"
-                          % (len(session["gpus"]), quoted(job.wishes["POOL"]), mine["session"]))  # fmt: skip
+                yield Log(
+                    False,
+                    "granted %d GPU(s) of pool %s, session %s"
+                    % (len(session["gpus"]), quoted(job.wishes["POOL"]), mine["session"]),
+                )
                 return
         except Exception:
             yield from give_up(job, mine)
@@ -970,8 +1035,8 @@ def deny(job, reason):
 
 
 def epilog(job, settings):
-    """Generator of effects; returns the exit code (Slurm only logs it). Releases what this start of the job, or an earlier
-    one, has left; a later one's session and session file are not touched, for its prolog may run already."""
+    """Generator of effects; returns the exit code (Slurm only logs it). Releases what this start of the job, or an
+    earlier one, has left; a later one's session and file are not touched, for its prolog may run already."""
     try:
         yield CheckSite(job.cluster, False)
         due, _, damaged = yield from locked(job.id, retire(job.id, lambda attempt: attempt["restart"] <= job.restart))
@@ -991,8 +1056,8 @@ def epilog(job, settings):
 
 
 def list_sessions(prefix, until):
-    """The open sessions of this cluster's jobs as [(id, job id, restart count, Unix time of the request)], or None when the
-    controller does not list sessions."""
+    """The open sessions of this cluster's jobs as [(id, job id, restart count, Unix time of the request)], or None when
+    the controller does not list sessions."""
     reply = yield from ask(until, "GET", "/v1/sessions", not_found=True)
     value = reply.json()
     if reply.status != 200 or not isinstance(value, list):
@@ -1001,9 +1066,9 @@ def list_sessions(prefix, until):
     found = []
     for session in value:
         parts = str(session.get("name")).rsplit("/", 2) if isinstance(session, dict) else ()
-        if len(parts) == 3 and parts[0] == prefix and parts[1].isdigit() and parts[2].isdigit():
-            if UUID.match(str(session.get("id"))) and session.get("state") in ("queued", "assigned", "active"):
-                found.append((session["id"], int(parts[1]), int(parts[2]), unix_time(session.get("requestedAt"))))
+        is_ours = len(parts) == 3 and parts[0] == prefix and parts[1].isdigit() and parts[2].isdigit()
+        if is_ours and UUID.match(str(session.get("id"))) and session.get("state") in ("queued", "assigned", "active"):
+            found.append((session["id"], int(parts[1]), int(parts[2]), unix_time(session.get("requestedAt"))))
     return found
 
 
@@ -1021,8 +1086,8 @@ def unix_time(text):
 
 
 def reconcile(settings, queue):
-    """Generator of effects; returns the exit code. `queue`: {job id: (restart count or None, state)} of all jobs that Slurm
-    has, or None when that is not known: then only what was already due is released."""
+    """Generator of effects; returns the exit code. `queue`: {job id: (restart count or None, state)} of all jobs that
+    Slurm has, or None when that is not known: then only what was already due is released."""
     try:
         yield CheckSite(None, False)
         wall, until = yield Clock()
@@ -1037,9 +1102,13 @@ def reconcile(settings, queue):
             if session in known or (job_id, restart) in known or requested is None or wall - requested < GRACE:
                 continue
             if is_owned(job_id, restart, queue):
-                yield Log(True, "session %s of job %d is in no journal, but the job is there: left alone" % (session, job_id))
+                yield Log(
+                    True, "session %s of job %d is in no journal, but the job is there: left alone" % (session, job_id)
+                )
                 continue
-            yield Log(False, "session %s of job %d is in no journal, and the job is gone: releasing it" % (session, job_id))
+            yield Log(
+                False, "session %s of job %d is in no journal, and the job is gone: releasing it" % (session, job_id)
+            )
             try:
                 yield from delete(session, until)
                 released += 1
@@ -1048,7 +1117,9 @@ def reconcile(settings, queue):
                 left += 1
         files, kept = yield from sweep(sessions is not None, wall)
         left += kept
-        yield Log(False, "reconcile: %d session(s) released, %d left, %d stale file(s) removed" % (released, left, files))
+        yield Log(
+            False, "reconcile: %d session(s) released, %d left, %d stale file(s) removed" % (released, left, files)
+        )
         return 1 if left else 0
     except (TryLater, SiteFault, OSError) as error:
         yield Log(True, "reconcile: %s" % os_error_text(error))
@@ -1072,8 +1143,8 @@ def settle_journal(queue, wall, until):
 
 
 def sweep(is_compared, wall):
-    """Remove files that no start of a job owns. Returns (how many were removed, how many damaged journals were kept, since
-    the controller's sessions could not be compared)."""
+    """Remove files that no start of a job owns. Returns (how many were removed, how many damaged journals were kept
+    because the controller's sessions could not be compared)."""
     removed = kept = 0
     for folder in ("journal", "sessions"):
         for name, changed in (yield ListDir(folder)):
@@ -1083,8 +1154,11 @@ def sweep(is_compared, wall):
             if kind == "session" and stem.isdigit() and (yield from is_live(int(stem))):
                 continue
             if name.endswith(".damaged") and not is_compared:
-                yield Log(True, "journal/%s is damaged, and the controller's sessions were not compared; look there for sessions "
-                          "of that job, release them, then remove this file" % name)  # fmt: skip
+                yield Log(
+                    True,
+                    "journal/%s is damaged, and the controller's sessions were not compared; look there for sessions "
+                    "of that job, release them, then remove this file" % name,
+                )
                 kept += 1
                 continue
             yield RemoveFile("%s/%s" % (folder, name))
@@ -1092,8 +1166,18 @@ def sweep(is_compared, wall):
     return removed, kept
 
 
-NOT_STARTED_OR_ENDED = ("PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE",
-                        "OUT_OF_MEMORY", "PREEMPTED")  # fmt: skip
+NOT_STARTED_OR_ENDED = (
+    "PENDING",
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+)
 
 
 def is_owned(job_id, restart, queue):
@@ -1126,7 +1210,7 @@ def is_live(job_id):
 
 
 def parse_queue(text):
-    """The jobs in what `squeue -o '%A %T'` or `squeue -O JobID,RestartCnt,State` prints: {job id: (restart or None, state)}.
+    """The jobs in what `squeue -o '%A %T'` or `squeue -O JobID,RestartCnt,State` prints, as reconcile() takes them.
     ValueError when it is not certain that squeue has worked: no line at all, or one that cannot be read."""
     queue, header = {}, False
     for line in text.splitlines():
@@ -1137,10 +1221,15 @@ def parse_queue(text):
             numbers = [int(word) for word in words[1:] if word.isdigit()]
             states = [word for word in words[1:] if word.isalpha() or "_" in word]
             if not words[0].isdigit() or len(numbers) > 1 or len(states) > 1:
-                raise ValueError("the line %s of the list of jobs cannot be read; give what squeue -o '%%A %%T' prints" % quoted(line))
+                raise ValueError(
+                    "the line %s of the list of jobs cannot be read; give what squeue -o '%%A %%T' prints"
+                    % quoted(line)
+                )
             queue[int(words[0])] = (numbers[0] if numbers else None, states[0] if states else "")
     if not queue and not header:
-        raise ValueError("the list of jobs is empty, as when squeue fails; leave out squeue's -h, so that an empty queue has a header")
+        raise ValueError(
+            "the list of jobs is empty, as when squeue fails; leave out its -h, so that an empty queue has a header"
+        )
     return queue
 
 
@@ -1180,7 +1269,10 @@ class Machine:
         """Yields (what was looked at, what is wrong with it or "")."""
         settings = self.settings
         yield "settings", "; ".join(settings.problems)
-        yield "juice-config.sh", self.file_problem(settings.config_file, 0o027 if self.token_is_inline else 0o022, "0640")
+        yield (
+            "juice-config.sh",
+            self.file_problem(settings.config_file, 0o027 if self.token_is_inline else 0o022, "0640"),
+        )
         yield "token", self.read_token()
         yield "state directory", self.state_problem(cluster)
         if needs_key:
@@ -1201,9 +1293,17 @@ class Machine:
             return "%s cannot be used: %s" % (path, os_error_text(error))
         if found.st_mode & forbidden:
             return "%s has mode %04o, so that others may read or change it; run: chmod %s %s" % (
-                path, stat.S_IMODE(found.st_mode), mode, path)  # fmt: skip
+                path,
+                stat.S_IMODE(found.st_mode),
+                mode,
+                path,
+            )
         if found.st_uid not in (0, os.geteuid()):
-            return "%s belongs to user %d; it must belong to root or to SlurmUser (%d)" % (path, found.st_uid, os.geteuid())
+            return "%s belongs to user %d; it must belong to root or to SlurmUser (%d)" % (
+                path,
+                found.st_uid,
+                os.geteuid(),
+            )
         return ""
 
     def read_token(self):
@@ -1234,7 +1334,9 @@ class Machine:
             return "the key file %s cannot be read: %s" % (path, os_error_text(error))
         if len(self.key) != 32 or not self.key.strip(b"\0"):
             return "the key file %s holds %d bytes, or only NUL; 32 random bytes are needed, the same on all nodes" % (
-                path, len(self.key))  # fmt: skip
+                path,
+                len(self.key),
+            )
         return ""
 
     def state_problem(self, cluster):
@@ -1245,19 +1347,28 @@ class Machine:
                 found = os.stat(path) if not name else os.lstat(path)
             except OSError as error:
                 if error.errno != errno.ENOENT or not name:
-                    return "state directory %s: %s; make it, owned by SlurmUser, mode 0755" % (path, os_error_text(error))
+                    return "state directory %s: %s; make it, owned by SlurmUser, mode 0755" % (
+                        path,
+                        os_error_text(error),
+                    )
                 try:
                     os.mkdir(path, mode)
                     found = os.lstat(path)
                 except OSError as again:
                     if again.errno != errno.EEXIST:
-                        return "%s cannot be made: %s; the state directory must belong to SlurmUser" % (path, os_error_text(again))
+                        return "%s cannot be made: %s; the state directory must belong to SlurmUser" % (
+                            path,
+                            os_error_text(again),
+                        )
                     found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode):
                 return "%s is not a directory; move it away" % path
             if found.st_mode & 0o022:
                 return "%s has mode %04o: others may change what lies in it; run: chmod go-w %s" % (
-                    path, stat.S_IMODE(found.st_mode), path)  # fmt: skip
+                    path,
+                    stat.S_IMODE(found.st_mode),
+                    path,
+                )
             if found.st_uid not in (0, os.geteuid()):
                 return "%s belongs to user %d; it must belong to SlurmUser (%d)" % (path, found.st_uid, os.geteuid())
         if cluster is None:
@@ -1268,7 +1379,9 @@ class Machine:
                 self.write_file("cluster", cluster.encode("utf-8", "surrogateescape") + b"\n", 0o644)
             elif owner.strip() != cluster.encode("utf-8", "surrogateescape"):
                 return "the state directory %s is used by cluster %s; each cluster needs its own JUICE_STATE_DIR" % (
-                    self.settings.state_dir, quoted(owner.decode("utf-8", "replace").strip()))  # fmt: skip
+                    self.settings.state_dir,
+                    quoted(owner.decode("utf-8", "replace").strip()),
+                )
         except OSError as error:
             return "state directory %s: %s" % (self.settings.state_dir, os_error_text(error))
         return ""
@@ -1285,7 +1398,9 @@ class Machine:
         return os.urandom(count).hex()
 
     def log(self, is_error, text):
-        text = re.sub(r"([0-9a-fA-F]{8})-[0-9a-fA-F]{4}-[0-9a-fA-F-]{22,}", r"\1-...", one_line(text, 1000))  # ids are secrets
+        text = re.sub(
+            r"([0-9a-fA-F]{8})-[0-9a-fA-F]{4}-[0-9a-fA-F-]{22,}", r"\1-...", one_line(text, 1000)
+        )  # ids are secrets
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = "%s %s[%d] %s\n" % (stamp, self.label, os.getpid(), ("ERROR " if is_error else "") + text)
         data = line.encode("utf-8", "backslashreplace")
@@ -1396,8 +1511,12 @@ class Machine:
         settings = self.settings
         host = "[%s]" % settings.host if ":" in settings.host else settings.host
         data = (body or "").encode("utf-8")
-        head = ["%s %s%s HTTP/1.1" % (method, settings.path, path), "Host: %s:%d" % (host, settings.port),
-                "User-Agent: juice-hook", "Accept: application/json, text/plain"]  # fmt: skip
+        head = [
+            "%s %s%s HTTP/1.1" % (method, settings.path, path),
+            "Host: %s:%d" % (host, settings.port),
+            "User-Agent: juice-hook",
+            "Accept: application/json, text/plain",
+        ]
         if self.token:
             head.append("Authorization: Bearer " + self.token)
         if body is not None:
@@ -1406,8 +1525,13 @@ class Machine:
             head += ["Idempotency-Key: " + key, "Prefer: handling=strict"]
         data = "\r\n".join(head + ["", ""]).encode("ascii") + data
         if len(data) > MAX_REQUEST:
-            return Reply(0, error="the request would have %d bytes, more than the %d that every controller can read; "
-                         "is the token too long?" % (len(data), MAX_REQUEST), sent=False, site_fault=True)  # fmt: skip
+            return Reply(
+                0,
+                error="the request would have %d bytes, more than the %d that every controller can read; "
+                "is the token too long?" % (len(data), MAX_REQUEST),
+                sent=False,
+                site_fault=True,
+            )
         deadline = time.monotonic() + timeout
         reused = self.connection is not None
         while True:
@@ -1471,10 +1595,14 @@ class Connection:
 
     def __init__(self, settings, deadline):
         error = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(settings.host, settings.port, 0, socket.SOCK_STREAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            settings.host, settings.port, 0, socket.SOCK_STREAM
+        ):
             if not settings.tls and not settings.allow_http and is_public(family, address[0]):
-                raise SiteFault("JUICE_CONTROLLER is plain http to the public address %s, where anyone may read the token; "
-                                "use https, or set JUICE_ALLOW_HTTP=1" % address[0])  # fmt: skip
+                raise SiteFault(
+                    "JUICE_CONTROLLER is plain http to the public address %s, where anyone may read the token; "
+                    "use https, or set JUICE_ALLOW_HTTP=1" % address[0]
+                )
             self.socket = socket.socket(family, kind, protocol)
             try:
                 self.limit(deadline)
@@ -1507,8 +1635,10 @@ class Connection:
             return context.wrap_socket(self.socket, server_hostname=settings.host)
         except (ssl.SSLError, ssl.CertificateError) as error:
             if isinstance(error, ssl.CertificateError) or getattr(error, "reason", "") == "CERTIFICATE_VERIFY_FAILED":
-                raise SiteFault("the certificate of %s is not trusted: %s; set JUICE_CA_FILE to the PEM file of the CA that "
-                                "signed it" % (settings.host, error))  # fmt: skip
+                raise SiteFault(
+                    "the certificate of %s is not trusted: %s; set JUICE_CA_FILE to the PEM file of the CA that "
+                    "signed it" % (settings.host, error)
+                )
             raise
 
     def exchange(self, method, data, deadline):
@@ -1633,9 +1763,17 @@ def show(machine, text):
         say("journal: nothing of job %d" % job_id)
     for attempt in attempts:
         since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(attempt["at"]))
-        say("journal: start %d: %s since %s, user %d, session %s, request %s" % (
-            attempt["restart"], attempt["state"], since, attempt["uid"], masked(attempt["session"]) or "unknown",
-            one_line(attempt["body"], 3000) or "none"))  # fmt: skip
+        say(
+            "journal: start %d: %s since %s, user %d, session %s, request %s"
+            % (
+                attempt["restart"],
+                attempt["state"],
+                since,
+                attempt["uid"],
+                masked(attempt["session"]) or "unknown",
+                one_line(attempt["body"], 3000) or "none",
+            )
+        )
     cluster = (machine.read_file("cluster") or b"").decode("utf-8", "surrogateescape").strip() or settings.cluster
     problem = machine.read_key()
     if problem:
@@ -1652,7 +1790,10 @@ def show(machine, text):
             if error.kind == "missing":
                 return 0
     for name, value in (fields or {}).items():
-        say("session file: %s=%s" % (name, masked(value) if name in ("session_id", "address", "config") else one_line(value)))
+        say(
+            "session file: %s=%s"
+            % (name, masked(value) if name in ("session_id", "address", "config") else one_line(value))
+        )
     return 0 if fields else 1
 
 
@@ -1667,8 +1808,10 @@ def check(machine):
     for what, problem in machine.checks(None, True):
         failed = line(what, problem) or failed
     here = os.path.dirname(os.path.abspath(__file__))
-    cached = os.path.isdir(os.path.join(here, "__pycache__")) or os.access(here, os.W_OK)
-    line("byte code", "", "" if cached else "is not kept: each hook compiles anew; as root run: %s -m compileall %s" % (sys.executable, here))
+    for name in ("juice-prolog.sh", "juice-epilog.sh", "juice_hook.py"):
+        failed = line(name, machine.file_problem(os.path.join(here, name), 0o022, "0755")) or failed
+    kept = os.path.isdir(os.path.join(here, "__pycache__")) or os.access(here, os.W_OK)
+    line("byte code", "", "" if kept else "is compiled anew by each hook; as root run: juice_hook.py check")
     if machine.settings.problems:
         return 1
     _, now = machine.clock()
@@ -1681,24 +1824,48 @@ def check(machine):
             continue
         value = reply.json()
         if what == "controller":
-            failed = line(what, "" if reply.status == 200 else "GET %s: %s" % (path, reply.reason()), machine.settings.controller) or failed
+            failed = (
+                line(
+                    what,
+                    "" if reply.status == 200 else "GET %s: %s" % (path, reply.reason()),
+                    machine.settings.controller,
+                )
+                or failed
+            )
         elif reply.status != 200:
             need = what == "pools" and not machine.settings.pools
-            failed = line(what, "this controller lists none: set JUICE_POOLS='NAME=UUID ...'" if need else "", "not told by this controller") or failed
+            failed = (
+                line(
+                    what,
+                    "this controller lists none: set JUICE_POOLS='NAME=UUID ...'" if need else "",
+                    "not told by this controller",
+                )
+                or failed
+            )
         elif what == "token" and isinstance(value, dict):
             expires = value.get("expiresAt")
             end = unix_time(expires) if expires else None
             left = (end - time.time()) / 86400.0 if end else None
-            text = "user %s, %s" % (one_line(value.get("userId")), "expires %s (%.1f days)" % (one_line(expires), left) if end else "no expiry")
+            text = "user %s, %s" % (
+                one_line(value.get("userId")),
+                "expires %s (%.1f days)" % (one_line(expires), left) if end else "no expiry",
+            )
             failed = line(what, "", text) or failed
         elif what == "pools" and isinstance(value, list):
             names = [one_line(pool.get("name"), 80) for pool in value if isinstance(pool, dict)]
-            failed = line(what, "" if names or machine.settings.pools else "the token sees no pool: grant it create_session", ", ".join(names)) or failed
+            failed = (
+                line(
+                    what,
+                    "" if names or machine.settings.pools else "the token sees no pool: grant it create_session",
+                    ", ".join(names),
+                )
+                or failed
+            )
     return 1 if failed else 0
 
 
 def keygen(settings):
-    """Make the key file, owned by the owner of the state directory, and only if there is none; returns the exit code."""
+    """Make the key file, owned by the owner of the state directory, if there is none; returns the exit code."""
     path = settings.key_file
     temporary = "%s.%d.tmp" % (path, os.getpid())
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
@@ -1717,7 +1884,7 @@ def keygen(settings):
 
 
 def become_owner(state_dir):
-    """Root acts as the owner of the state directory (SlurmUser), so that it leaves no file that the hooks cannot use."""
+    """Root acts as the owner of the state directory (SlurmUser), so as to leave no file that the hooks cannot use."""
     if os.geteuid() != 0:
         return
     try:
@@ -1777,7 +1944,9 @@ def main(argv):
             where = sys.exc_info()[2]
             while where.tb_next:
                 where = where.tb_next
-            machine.log(True, "exit 1, a fault in juice_hook.py, line %d: %r; please report it" % (where.tb_lineno, error))
+            machine.log(
+                True, "exit 1, a fault in juice_hook.py, line %d: %r; please report it" % (where.tb_lineno, error)
+            )
             return 1
     machine = (DryRun if "--dry-run" in rest else Machine)(settings, verb, token, echo=True)
     try:
@@ -1794,6 +1963,8 @@ def main(argv):
     except (ValueError, OSError, SiteFault) as error:
         machine.log(True, os_error_text(error))
         return 1
+    except KeyboardInterrupt:
+        return 130
     say(USAGE)
     return 0 if verb in ("help", "-h", "--help") else 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -104,6 +105,18 @@ def test_cc_backend_30_the_same_job_id_after_a_counter_wrap(site, juice):
     assert [s["id"] for s in juice.settled()] == [site.fields()["session_id"]] != [old]
 
 
+def test_cc_backend_30_an_old_start_that_cannot_be_released_does_not_stop_the_new_job(site, juice):
+    assert site.prolog(restart=3) == 0
+    juice.faults({"method": "DELETE", "path": "/v1/session", "action": "status", "status": 409})
+    later = site.machine("prolog", later_s=10 * 86400.0)
+    assert site.hook.run(site.hook.prolog(site.job(restart=0), site.settings), later) == 0
+    assert site.fields()["restart_count"] == "0"
+    assert sorted((a["restart"], a["state"]) for a in site.attempts()) == [(0, "asked"), (3, "releasing")]
+    juice.call("DELETE", "/v1/faults")
+    assert site.reconcile(None, later_s=0) == 0
+    assert [s["id"] for s in juice.settled()] == [site.fields()["session_id"]]
+
+
 def test_cc_backend_30_a_released_job_id_never_meets_its_old_session(site, juice):
     seen = set()
     for _ in range(3):
@@ -193,7 +206,7 @@ def test_jira_129_a_wait_beyond_the_limit_is_not_begun(site, juice):
     started = time.monotonic()
     assert site.prolog() == 1
     assert time.monotonic() - started < 4
-    assert "again in 6" in site.log()
+    assert re.search(r"again in [67]\d\d s", site.log())
 
 
 def test_jira_129_hooks_that_were_told_the_same_do_not_come_back_together(hook):
