@@ -32,7 +32,10 @@ def hook() -> ModuleType:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["juice_hook"] = module
+        # No byte code beside the source: that folder is copied to slurmctld hosts and into the wheel as it is.
+        keep, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         spec.loader.exec_module(module)
+        sys.dont_write_bytecode = keep
     return sys.modules["juice_hook"]
 
 
