@@ -104,5 +104,5 @@ class Collector:
 def render(agents: Iterable[Agent]) -> tuple[bytes, str]:
     """(text, content type)."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(list(agents)))  # type: ignore[arg-type]
+    registry.register(Collector(list(agents)))
     return generate_latest(registry), CONTENT_TYPE_LATEST

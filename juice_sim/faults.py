@@ -84,8 +84,7 @@ async def carry_out(rule: w.FaultRule, request: web.Request, handler: Handler) -
         return _hang_up(request)
     await request.read()
     if rule.action == "garbage":
-        body = rule.body.encode() if rule.body else GARBAGE
-        return web.Response(body=body, headers={"Content-Type": "application/json"})
+        return web.Response(body=rule.body.encode() or GARBAGE, headers={"Content-Type": "application/json"})
     if rule.action == "empty":
         return web.Response()
     headers = {"Content-Type": "application/json" if rule.body[:1] in ("{", "[") else "text/plain"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -101,7 +101,7 @@ def _plain(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, text, value=value)
 
 
-def _labelled(name: str, text: str, label: str, values: dict[str, float] | Counter[str]) -> GaugeMetricFamily:
+def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(PREFIX + name, text, labels=[label])
     for key in sorted(values):
         family.add_metric([key], values[key])
@@ -111,5 +111,5 @@ def _labelled(name: str, text: str, label: str, values: dict[str, float] | Count
 def render(api: Api) -> tuple[bytes, str]:
     """(text, content type) of all metrics now."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(api))  # type: ignore[arg-type]
+    registry.register(Collector(api))
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -35,7 +36,7 @@ OPEN_PATHS = frozenset({"/status", "/v1/status", "/health", "/metrics", "/openap
 
 def build_app(api: Api) -> web.Application:
     """The aiohttp application of a controller. Middlewares from the outside in: faults, quirks, errors."""
-    middlewares = [faults.middleware(api.faults)]
+    middlewares: list[Any] = [faults.middleware(api.faults)]
     if api.quirks:
         middlewares.append(rest_quirks.middleware(api))
     middlewares.append(_around(api))

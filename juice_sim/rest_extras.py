@@ -32,7 +32,7 @@ async def old_status(request: web.Request) -> web.Response:
     """The older form, with at most 20 active agents."""
     api = api_of(request)
     service = api.service
-    hosts = []
+    hosts: list[dict[str, object]] = []
     for agent in service.reader.agents():
         if len(hosts) == LISTED_BY_OLD_STATUS:
             break

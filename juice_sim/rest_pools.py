@@ -40,7 +40,7 @@ async def permissions(request: web.Request) -> web.Response:
     return as_json(
         w.PoolPermissions(
             user_ids={
-                user: sorted(permission.value for permission in held)  # type: ignore[misc]
+                user: sorted(permission.value for permission in held)
                 for user, held in sorted(pool.permissions.items())
                 if held
             }
@@ -69,9 +69,9 @@ async def of_user(request: web.Request) -> web.Response:
     return as_json(w.UserPermissions(permissions=permissions_of(api, user_id, pools)))
 
 
-def permissions_of(api: Api, user_id: str, pools: list[Pool]) -> dict[str, list[w.Pool]]:
+def permissions_of(api: Api, user_id: str, pools: list[Pool]) -> dict[w.PermissionName, list[w.Pool]]:
     """permission -> pools in which the user has it, for each permission that the user has anywhere."""
-    result: dict[str, list[w.Pool]] = {}
+    result: dict[w.PermissionName, list[w.Pool]] = {}
     for permission in Permission:
         held = [pool_object(api, pool) for pool in pools if permission in pool.permissions.get(user_id, ())]
         if held:

@@ -57,11 +57,9 @@ async def create(request: web.Request) -> web.Response:
         is_admin=body.admin,
         permissions=tuple((Permission(p.permission), p.pool_id) for p in body.permissions),
     )
-    made: list[Token] = []
 
     def carry_out() -> str:
         token: Token = service.command(command, principal)
-        made.append(token)
         return wire.encode(wire.token_object(token)).decode()
 
     stored = once(request, raw, carry_out)
@@ -87,7 +85,9 @@ async def whoami(request: web.Request) -> web.Response:
     pools = api.service.reader.pools(principal)
     if principal.is_admin:
         shown = [pool_object(api, pool) for pool in pools]
-        permissions = {permission.value: shown for permission in Permission} if shown else {}
+        permissions: dict[w.PermissionName, list[w.Pool]] = (
+            {permission.value: shown for permission in Permission} if shown else {}
+        )
     else:
         permissions = permissions_of(api, principal.user_id, pools)
     return as_json(
@@ -95,7 +95,7 @@ async def whoami(request: web.Request) -> web.Response:
             user_id=principal.user_id,
             admin=principal.is_admin,
             expires_at=wire.iso(principal.expires_at),
-            permissions=permissions,  # type: ignore[arg-type]
+            permissions=permissions,
         )
     )
 

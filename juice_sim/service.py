@@ -282,7 +282,8 @@ class Service:
     def agent_of(self, session_id: str) -> str:
         """The agent of a session, "" when it has none or is forgotten already."""
         try:
-            return self.reader.session(session_id).agent_id
+            agent_id: str = self.reader.session(session_id).agent_id
+            return agent_id
         except Refused:
             return ""
 

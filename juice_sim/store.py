@@ -88,7 +88,7 @@ class EventStore:
             self._create()
         else:
             self._open(directory)
-        self.last_seq = self._scalar(
+        self.last_seq: int = self._scalar(
             "SELECT max(coalesce((SELECT max(last) FROM batch), 0), coalesce((SELECT max(seq) FROM snapshot), 0))"
         )
 
@@ -214,7 +214,8 @@ class EventStore:
 
     def first_seq(self) -> int:
         """Number of the oldest event still in the log; last_seq + 1 when there is none."""
-        return self._db.execute("SELECT coalesce(min(first), ?) FROM batch", (self.last_seq + 1,)).fetchone()[0]
+        row = self._db.execute("SELECT coalesce(min(first), ?) FROM batch", (self.last_seq + 1,)).fetchone()
+        return int(row[0])
 
     def _unreadable(self, what: str, error: object) -> StoreError:
         return _damaged(self.path or "memory", f"{what}: {error}")
@@ -230,7 +231,7 @@ class EventStore:
         """Make a batch durable; returns the number of its last event. Raises sqlite3.Error (disk full, ...): then
         nothing of it was stored."""
         first = self.last_seq + 1
-        last = self.last_seq + len(batch.events)
+        last: int = self.last_seq + len(batch.events)
         self._db.execute("INSERT INTO batch VALUES (?, ?, ?)", (last, first, msgspec.json.encode(batch)))
         self.last_seq = last
         return last
