@@ -45,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "slurm" in metafunc.fixturenames:
-        metafunc.parametrize("slurm", _back_ends(metafunc.config), indirect=True)
+    if "juice_slurm_back_end" in metafunc.fixturenames:
+        metafunc.parametrize("juice_slurm_back_end", _back_ends(metafunc.config), indirect=True)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,15 @@ def juice_hooks(juice_controller: LocalJuice, juice_directory: Path) -> Installe
 
 
 @pytest.fixture
-def slurm(request: pytest.FixtureRequest, juice_hooks: InstalledHooks, juice_directory: Path) -> Iterator[Slurm]:
+def juice_slurm_back_end(request: pytest.FixtureRequest) -> str:
+    """The name of the back end that `slurm` is of. A name of its own: other plugins may have a fixture `slurm` too."""
+    return str(request.param)
+
+
+@pytest.fixture
+def slurm(
+    request: pytest.FixtureRequest, juice_slurm_back_end: str, juice_hooks: InstalledHooks, juice_directory: Path
+) -> Iterator[Slurm]:
     """A Slurm of two nodes of four CPUs whose PrologSlurmctld and EpilogSlurmctld are the real hooks."""
     from fake_cluster.slurm.interface import SlurmSettings
 
@@ -123,7 +131,7 @@ def slurm(request: pytest.FixtureRequest, juice_hooks: InstalledHooks, juice_dir
         "state_dir": juice_hooks.state_dir,
     }
     made: Slurm
-    if request.param == "simulated":
+    if juice_slurm_back_end == "simulated":
         from fake_cluster.slurm.simulated import SimulatedSlurm
 
         made = SimulatedSlurm(SlurmSettings(**settings))

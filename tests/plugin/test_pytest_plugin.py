@@ -106,3 +106,17 @@ def test_juice_cluster_serves_sessions_from_ray_actors(pytester: pytest.Pytester
                 assert len(client.agents()) == 2
     """)
     run(pytester).assert_outcomes(passed=1)
+
+
+def test_a_fixture_slurm_of_somebody_else_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.fixture
+        def slurm():
+            return "mine"
+
+        def test_mine(slurm):
+            assert slurm == "mine"
+    """)
+    run(pytester).assert_outcomes(passed=1)
