@@ -14,7 +14,7 @@ from .core.model import SessionState
 from .gpu_profiles import UnknownModel, profile_named
 
 if TYPE_CHECKING:
-    from .agent_process import Agent
+    from .agent_runtime import Agent
 
 PREFIX = "juice_agent_"
 MB = 10**6
