@@ -1,0 +1,1 @@
+"""The deterministic, virtual-time world: fuzzing with injected faults, and simulation at scale."""
