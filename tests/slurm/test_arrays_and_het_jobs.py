@@ -131,7 +131,7 @@ def test_failing_component_kills_a_het_srun(bench):
     leader = min(job.job_id for job in bench.slurm.jobs())
     for job_id in (leader, leader + 1):
         assert bench.ended(job_id).state is JobState.CANCELLED
-        bench.until_journal(job_id, "epilog ends 0")
+        bench.until_epilog(job_id, 0)
 
 
 def test_scancel_of_a_het_job_cancels_every_component(bench):

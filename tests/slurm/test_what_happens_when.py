@@ -72,7 +72,7 @@ def test_failing_prolog_kills_srun(bench):
     assert done.stdout == ""
     job = bench.until("the job has ended", lambda: [j for j in bench.slurm.jobs() if j.state.ended])[0]
     assert (job.state, job.restarts) == (JobState.CANCELLED, 0)
-    bench.until_journal(job.job_id, "epilog ends 0")
+    bench.until_epilog(job.job_id, 0)
 
 
 def test_failing_prolog_cancels_a_job_without_requeue(bench):
@@ -80,7 +80,7 @@ def test_failing_prolog_cancels_a_job_without_requeue(bench):
     job_id = bench.submit("true", "--no-requeue")
     job = bench.ended(job_id)
     assert (job.state, job.restarts, job.exit_code) == (JobState.CANCELLED, 0, 0)
-    bench.until_journal(job_id, "epilog ends 0")
+    bench.until_epilog(job_id, 0)
 
 
 def test_prolog_over_its_time_limit_is_killed_and_the_job_requeued(bench):
@@ -108,9 +108,7 @@ def test_scancel_in_the_prolog_kills_its_process_group_and_the_epilog_follows(be
     bench.slurm.scancel(job_id)
     job = bench.ended(job_id)
     assert (job.state, job.restarts) == (JobState.CANCELLED, 0)
-    # On the real one the epilog is lost now and then: that is a row of its own.
-    if bench.kind == "simulated":
-        bench.until_journal(job_id, "epilog ends 0")
+    bench.until_epilog(job_id, 0)
     bench.go()
     second = bench.submit("sleep 3")
     bench.ended(second)
