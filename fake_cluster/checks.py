@@ -485,7 +485,8 @@ def _asked_for(spec: CheckSpec) -> list[tuple[str, str, Check]]:
 def run_checks(history: History | Views, scenario: Scenario) -> list[CheckResult]:
     """All checks that apply to the scenario, in the order in which a report shows them."""
     views = history if isinstance(history, Views) else Views(history)
-    gpu_count = sum(len(agent.gpus) for agent in views.agents.values())
+    # An agent that came back has registered again: its GPUs are counted once.
+    gpu_count = len({(a.pool_id, a.hostname, gpu.index) for a in views.agents.values() for gpu in a.gpus})
     checks: list[tuple[str, str, Check, str]] = [
         ("no_overcommit", "No GPU is over-committed at any instant", no_overcommit, f"{gpu_count} GPUs"),
         (

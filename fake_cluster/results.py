@@ -30,19 +30,30 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
 
 
 def vram_timeline(events: Iterable[e.Event]) -> list[tuple[float, int, int, int]]:
-    """(time, bytes granted, GPUs that hold a session, GPUs present) after each change."""
-    present: dict[str, int] = {}
+    """(time, bytes granted, GPUs that hold a session, GPUs present) after each change. An agent that has registered
+    again is counted once; one that is missing is not present."""
+    hosts: dict[str, tuple[tuple[str, str], int]] = {}
+    current: dict[tuple[str, str], str] = {}
+    present: dict[tuple[str, str], int] = {}
     held: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {}
     users: dict[tuple[str, int], int] = {}
     granted = 0
     timeline = []
     for event in events:
         if isinstance(event, e.AgentRegistered):
-            present[event.agent_id] = len(event.gpus)
+            host = (event.pool_id, event.hostname)
+            hosts.pop(current.get(host, ""), None)
+            current[host] = event.agent_id
+            hosts[event.agent_id] = (host, len(event.gpus))
+            present[host] = len(event.gpus)
         elif isinstance(event, e.AgentStateChanged):
-            if event.state is not AgentState.CLOSED:
+            if event.agent_id not in hosts:
                 continue
-            present.pop(event.agent_id, None)
+            host, count = hosts[event.agent_id]
+            if event.state in (AgentState.CLOSED, AgentState.MISSING):
+                present.pop(host, None)
+            else:
+                present[host] = count
         elif isinstance(event, e.SessionAssigned):
             grants = tuple((grant.index, grant.vram) for grant in event.grants)
             held[event.session_id] = (event.agent_id, grants)

@@ -122,7 +122,8 @@ class Injector:
 
         def run() -> None:
             detail = undo()
-            self._history.add(FaultEnded(time.time(), fault.position, fault.kind, target, detail))
+            if fault.kind != "replies" or fault.lasts is not None:  # otherwise it was over when its count was used up
+                self._history.add(FaultEnded(time.time(), fault.position, fault.kind, target, detail))
 
         self._undo[key] = run
 

@@ -77,11 +77,12 @@
     let lastLabel = -99;
     for (const [number, at, until] of charts.faults) {
       if (until !== null && until > at) {
-        pen.globalAlpha = 0.09;
+        // How long it lasted: a bar along the top edge. Filling the height would hide the data under many faults.
+        pen.globalAlpha = 0.45;
         pen.fillStyle = css("--fault");
-        pen.fillRect(x(at), top, Math.max(1, x(until) - x(at)), bottom - top);
+        pen.fillRect(x(at), top - 1, Math.max(1, x(until) - x(at)), 3);
       }
-      pen.globalAlpha = 0.75;
+      pen.globalAlpha = 0.6;
       pen.strokeStyle = css("--fault");
       pen.setLineDash([3, 3]);
       pen.beginPath();
@@ -89,12 +90,12 @@
       pen.lineTo(Math.round(x(at)) + 0.5, bottom);
       pen.stroke();
       pen.setLineDash([]);
-      if (labelled && x(at) - lastLabel > 14) {
+      if (labelled && x(at) - lastLabel > pen.measureText(String(number)).width + 5) {
         pen.globalAlpha = 1;
         pen.fillStyle = css("--fault");
         pen.textAlign = "center";
         pen.textBaseline = "bottom";
-        pen.fillText(String(number), x(at), top - 1);
+        pen.fillText(String(number), x(at), top - 2);
         lastLabel = x(at);
       }
     }
