@@ -314,6 +314,8 @@ class AutoscalingCluster:
             env[USERS_HOOK] = users_hook
         # The monitor imports our node provider, `ray start` our hook, and neither knows this process's sys.path.
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_PROJECT_ROOT), env.get("PYTHONPATH")]))
+        if mode := _agreed_authentication():
+            env["RAY_AUTH_MODE"] = mode
         env |= {
             "RAY_FAKE_CLUSTER": "1",
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
@@ -334,7 +336,9 @@ class AutoscalingCluster:
         problem = "`ray start` has not finished"
         while time.monotonic() < deadline:
             if (code := self._tree.exit_code()) is not None:
-                raise RuntimeError(f"`ray start` ended with code {code}:\n{self._start_log()}")
+                raise RuntimeError(
+                    f"`ray start` ended with code {code}:\n{self._start_log()}\n{autoscaler_errors(self.log_dir)}"
+                )
             if address_file.exists() and (address := address_file.read_text().strip()):
                 try:
                     status = read_status(address, self._tree.processes(), self.log_dir, timeout_s=5)
@@ -394,6 +398,22 @@ class AutoscalingCluster:
                 os.environ.pop("RAY_ADDRESS", None)
             else:
                 os.environ["RAY_ADDRESS"] = before
+
+
+def _agreed_authentication() -> str | None:
+    """The RAY_AUTH_MODE that cluster and driver both use; None when the user has chosen, or Ray knows of none.
+
+    Since 2.60 `ray start` demands tokens when the user has one (any `ray.init()` that started a local Ray has made it),
+    while a driver that is given an address sends none, and is turned away. Ray's own function decides, in this process
+    first: it sets RAY_AUTH_MODE here as `ray.init("auto")` would.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return None
+    try:
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+    except ImportError:
+        return None
+    return "token" if maybe_enable_token_auth_if_token_available(warn_if_disabled=False) else "disabled"
 
 
 def _make_temp_dir() -> Path:

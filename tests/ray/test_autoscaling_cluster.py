@@ -236,6 +236,27 @@ def test_another_ray_on_the_machine_survives_everything(tmp_path: Path) -> None:
         stranger.stop()
 
 
+@pytest.mark.parametrize("has_token", [False, True], ids=["no token", "a token"])
+def test_a_driver_is_let_in_whether_the_user_has_a_token_or_not(tmp_path: Path, has_token: bool) -> None:
+    """Ray 2.60 demands tokens where it finds one, and only there; in a process of its own, since Ray remembers."""
+    token = tmp_path / "token"
+    if has_token:
+        token.write_text("0" * 64)
+    driver = (
+        "import os, ray; from fake_cluster.autoscaling import AutoscalingCluster\n"
+        "with AutoscalingCluster({'CPU': 1}, {}) as cluster:\n"
+        "    ray.init(cluster.address, log_to_driver=False)\n"
+        "    print('mode', ray.get(ray.remote(lambda: os.environ['RAY_AUTH_MODE']).remote(), timeout=120))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    environment |= {"HOME": str(tmp_path), "RAY_AUTH_TOKEN_PATH": str(token)} if has_token else {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", driver], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-2:] == ["mode", "token" if has_token else "disabled"]
+
+
 def test_an_autoscaler_that_dies_is_an_error_with_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "broken_provider.py").write_text("raise RuntimeError('no nodes today')\n")
     cluster = AutoscalingCluster({"CPU": 1}, {}, provider={"module": "broken_provider.Provider"})
@@ -246,6 +267,6 @@ def test_an_autoscaler_that_dies_is_an_error_with_its_own_words(tmp_path: Path) 
 
 def test_a_head_that_does_not_start_is_an_error_with_its_own_words() -> None:
     cluster = AutoscalingCluster({"CPU": 1}, {})
-    with pytest.raises(RuntimeError, match=r"`ray start` ended with code [12]:\n(.*\n)*.*no_such_setting"):
-        cluster.start(_system_config={"no_such_setting": 1}, timeout=60)
+    with pytest.raises(RuntimeError, match=r"`ray start` ended with code 1:\n(.*\n)*.*no_such_hook"):
+        cluster.start(override_env={"RAY_START_HOOK": "no_such_hook.prepare"}, timeout=60)
     assert cluster.pids == []

@@ -36,6 +36,7 @@ def test_the_example_works_on_the_command_line(tmp_path: Path, autoscaler_v2: st
         "RAY_START_HOOK": "fake_cluster.ray_start_hook.prepare",  # no fixed port for Ray Client
         "AUTOSCALER_METRIC_PORT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
         "PYTHONPATH": str(ROOT),
     }
     ports = ["--port=0", "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
