@@ -106,7 +106,7 @@ class Bench:
         self.until(f"{count} x {line!r} of job {job_id}", lambda: self.journal(job_id).count(line) >= count)
 
     def until_epilog(self, job_id: int, restarts: int) -> None:
-        """Wait until the epilog has ended. A kill of a job in its prolog kills whatever script of that job runs, and now
+        """Wait until the epilog has ended. A kill of a job in its prolog kills whatever script of that job runs; now
         and then that is the epilog already, before its first line: 5 of 40 scancels on 22.05, 1 of 40 on 24.11."""
         stillborn = f"JobId={job_id} EpilogSlurmctld killed by signal 9"
         self.until(
