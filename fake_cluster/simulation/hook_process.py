@@ -360,22 +360,27 @@ class HookProcess:
         host = self.host
         controller, chances, token = host.controller, host.chances, host.token
 
+        kernel = host.kernel
+        # One fate for all copies of a request: a proxy that refuses one refuses its twin too.
+        refusal: tuple[int, dict[str, str], bytes] | None = None
+        spoilt: tuple[int, dict[str, str], bytes] | None = None
+        if kernel.chance(chances.refused_503):
+            after = kernel.random.choice(("", "0", "1", "3"))
+            refusal = (503, {"retry-after": after} if after else {}, b'{"message":"try later"}')
+        elif kernel.chance(chances.refused_429):
+            refusal = (429, {"retry-after": kernel.random.choice(("1", "2", "7"))}, b'{"message":"too many"}')
+        elif kernel.chance(chances.failed_500):
+            spoilt = (500, {}, b'{"message":"a fault after the effect"}')
+        elif kernel.chance(chances.garbage):
+            spoilt = (200, {}, kernel.random.choice(GARBAGE))
+
         def deliver(respond: Callable[[Any], None]) -> None:
-            if host.kernel.tracing:
-                host.kernel.tell("controller", f"{method} {path} {key or ''}")
-            kernel = host.kernel
-            if kernel.chance(chances.refused_503):
-                after = kernel.random.choice(("", "0", "1", "3"))
-                respond((503, {"retry-after": after} if after else {}, b'{"message":"try later"}'))
-            elif kernel.chance(chances.refused_429):
-                respond((429, {"retry-after": kernel.random.choice(("1", "2", "7"))}, b'{"message":"too many"}'))
-            elif kernel.chance(chances.failed_500):
-                answer(
-                    controller, method, path, body, key, token,
-                    lambda _: respond((500, {}, b'{"message":"a fault after the effect"}')),
-                )  # fmt: skip
-            elif kernel.chance(chances.garbage):
-                respond((200, {}, kernel.random.choice(GARBAGE)))
+            if kernel.tracing:
+                kernel.tell("controller", f"{method} {path} {key or ''}")
+            if refusal is not None:
+                respond(refusal)
+            elif spoilt is not None:
+                answer(controller, method, path, body, key, token, lambda _: respond(spoilt))
             else:
                 answer(controller, method, path, body, key, token, respond)
 
@@ -392,8 +397,8 @@ class HookProcess:
                 return
             self._connected = controller.life
             status, headers, data = answered
-            if host.kernel.tracing:
-                host.kernel.tell(self.label, f"answer {status} to {method} {path}")
+            if kernel.tracing:
+                kernel.tell(self.label, f"answer {status} to {method} {path}")
             self.go(hook.Reply(status, headers, data))
 
         self._call = host.network.call("hooks", controller, deliver, done, timeout)

@@ -238,7 +238,10 @@ def _job(source: random.Random, number: int, pools: tuple[PoolPlan, ...], chaos:
     if kind < 0.07:
         components: tuple[ComponentPlan, ...] = (ComponentPlan(),)
     elif kind < 0.15:
-        components = (_component(source, pools), _component(source, pools))
+        # Two that fit together whatever the pools are: Slurm would requeue others for ever.
+        first = ComponentPlan(pools[0].name, 1, pools[0].vram // source.choice((3, 4)))
+        second = ComponentPlan(pools[-1].name, 1, pools[-1].vram // source.choice((3, 4)))
+        components = (first, ComponentPlan("nowhere") if source.random() < 0.1 else second)
     else:
         components = (_component(source, pools),)
     batch = source.random() < 0.85
