@@ -17,10 +17,9 @@ from .history import HookRun
 _WRAPPER = """#!/bin/sh
 # Runs {hook} and notes when, for the report of a scenario. No program but the hook is started.
 read -r began _ </proc/uptime
-'{hook}' &
-who="{kind} ${{SLURM_JOB_ID:-0}} ${{SLURM_JOB_RESTART_COUNT:-0}} $! $began juice=${{SPANK_JUICE_POOL+1}}"
-echo "start $who" >>'{log}'
-wait $!
+who="{kind} ${{SLURM_JOB_ID:-0}} ${{SLURM_JOB_RESTART_COUNT:-0}} $$ $began juice=${{SPANK_JUICE_POOL+1}}"
+# In the foreground: slurmctld leaves SIGCHLD blocked, and `wait` for a background job would sleep for ever.
+( read -r pid _ </proc/self/stat; echo "start $who $pid" >>'{log}'; exec '{hook}' )
 code=$?
 read -r ended _ </proc/uptime
 echo "end $who $ended $code" >>'{log}'
@@ -28,8 +27,8 @@ echo "end $who $ended $code" >>'{log}'
 exit $code
 """
 _RUN = re.compile(
-    r"(?P<what>start|end) (?P<hook>prolog|epilog) (?P<job>\d+) (?P<restarts>\d+) (?P<pid>\d+) (?P<began>[0-9.]+) "
-    r"juice=(?P<juice>1?)(?: (?P<ended>[0-9.]+) (?P<code>\d+))?"
+    r"(?P<what>start|end) (?P<hook>prolog|epilog) (?P<job>\d+) (?P<restarts>\d+) (?P<wrapper>\d+) "
+    r"(?P<began>[0-9.]+) juice=(?P<juice>1?) (?P<value>[0-9.]+)(?: (?P<code>\d+))?"
 )
 # 2026-11-30T19:31:40Z prolog job=5 start=0[123] ERROR exit 1, Slurm will requeue ...
 _LOG = re.compile(
@@ -103,25 +102,26 @@ def hook_runs(timing: str, lines: Iterable[HookLine], offset: float) -> list[Hoo
     said: dict[tuple[str, int, int], list[str]] = {}
     for line in lines:
         said.setdefault((line.hook, line.job_id, line.pid), []).append(line.text)
-    begun: dict[tuple[str, int, int], tuple[float, int, bool]] = {}
+    begun: dict[tuple[str, ...], tuple[float, int, bool, int]] = {}
     runs = []
     for text in timing.splitlines():
         match = _RUN.fullmatch(text)
-        if not match:
+        if not match or (match["what"] == "end") != (match["code"] is not None):
             continue
-        key = (match["hook"], int(match["job"]), int(match["pid"]))
-        uses, restarts = match["juice"] == "1", int(match["restarts"])
+        key = match.group("hook", "job", "wrapper", "began")
         if match["what"] == "start":
-            begun[key] = (float(match["began"]), restarts, uses)
+            began = float(match["began"]), int(match["restarts"]), match["juice"] == "1", int(match["value"])
+            begun[key] = began
             continue
-        begun.pop(key, None)
-        verdict, session, detail = _verdict(match["hook"], int(match["code"]), uses, said.get(key, ()))
-        duration = max(0.0, float(match["ended"]) - float(match["began"]))
-        runs.append(
-            HookRun(offset + float(match["ended"]), key[0], key[1], verdict, duration, restarts, session, detail)
-        )
-    for key, (began, restarts, uses) in begun.items():
-        detail = "\n".join(said.get(key, ())[-1:])
+        if key not in begun:
+            continue
+        start, restarts, uses, pid = begun.pop(key)
+        kind, job_id, ended = match["hook"], int(match["job"]), float(match["value"])
+        verdict, session, detail = _verdict(kind, int(match["code"]), uses, said.get((kind, job_id, pid), ()))
+        duration = max(0.0, ended - start)
+        runs.append(HookRun(offset + ended, kind, job_id, verdict, duration, restarts, session, detail))
+    for (kind, job, _, _), (start, restarts, uses, pid) in begun.items():
+        detail = "\n".join(said.get((kind, int(job), pid), ())[-1:])
         verdict = "killed" if uses else "nothing"
-        runs.append(HookRun(offset + began, key[0], key[1], verdict, None, restarts, "", detail))
+        runs.append(HookRun(offset + start, kind, int(job), verdict, None, restarts, "", detail))
     return sorted(runs, key=lambda run: run.at)

@@ -16,7 +16,9 @@ def run_hook(tmp_path: Path, body: str, kind: str = "prolog", **env: str) -> sub
     hook.write_text(f"#!/bin/sh\n{body}\n")
     hook.chmod(0o755)
     wrapper = wrap_hook(tmp_path, kind, hook, tmp_path / "timing.log")
-    return subprocess.run([wrapper], env={"SLURM_JOB_ID": "7", **env}, capture_output=True, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [wrapper], env={"SLURM_JOB_ID": "7", **env}, capture_output=True, stdin=subprocess.DEVNULL, timeout=30
+    )
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 127])
@@ -28,6 +30,15 @@ def test_exit_codes_and_output_are_passed_on(tmp_path: Path, code: int) -> None:
 @pytest.mark.parametrize("name", ["KILL", "TERM"])
 def test_a_signal_is_passed_on(tmp_path: Path, name: str) -> None:
     assert run_hook(tmp_path, f"kill -s {name} $$").returncode == -getattr(signal, f"SIG{name}")
+
+
+def test_blocked_signals_do_not_hang_it(tmp_path: Path) -> None:
+    """slurmctld blocks SIGCHLD, and its hooks inherit that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+    try:
+        assert run_hook(tmp_path, "/bin/true; exit 3").returncode == 3
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_the_environment_is_untouched(tmp_path: Path) -> None:
@@ -49,11 +60,11 @@ def test_what_the_logs_tell_of_each_run(tmp_path: Path) -> None:
         pid, kind, job = 100 + number, label.split()[0], label.split("job=")[1].split()[0]
         restarts = label.split("start=")[1]
         code = 1 if "exit 1" in text else 0
-        timing.append(f"start {kind} {job} {restarts} {pid} 50.00 juice=1")
-        timing.append(f"end {kind} {job} {restarts} {pid} 50.00 juice=1 50.25 {code}")
+        timing.append(f"start {kind} {job} {restarts} {pid - 1} 50.00 juice=1 {pid}")
+        timing.append(f"end {kind} {job} {restarts} {pid - 1} 50.00 juice=1 50.25 {code}")
         log.append(f"2026-01-01T00:00:00Z {label}[{pid}] {text}")
-    timing += ["start prolog 10 0 200 60.00 juice=1", "start prolog 11 0 201 61.00 juice=", "torn line"]
-    timing += ["end prolog 11 0 201 61.00 juice= 61.01 0"]
+    timing += ["start prolog 10 0 200 60.00 juice=1 300", "start prolog 11 0 201 61.00 juice= 301", "torn line"]
+    timing += ["end prolog 11 0 201 61.00 juice= 61.01 0", "end prolog 12 0 202 61.00 juice= 61.01 0"]
     runs = hook_runs("\n".join(timing), read_hook_log("\n".join([*log, "something else"])), 1000.0)
     told = [(run.hook, run.job_id, run.verdict, run.restarts) for run in runs]
     assert told == [
