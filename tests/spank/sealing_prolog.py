@@ -30,7 +30,8 @@ def main() -> None:
     text = {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in env.items()}
     job_id, user_id = int(text["SLURM_JOB_ID"]), int(text["SLURM_JOB_UID"])
     (DIRECTORY / "seen" / f"{job_id}.json").write_text(json.dumps(text))
-    pool = text.get("SPANK_JUICE_POOL")
+    # A job of this name gets a session without having asked: as if its user had bypassed the plugin.
+    pool = text.get("SPANK_JUICE_POOL", "bypass" if text["SLURM_JOB_NAME"] == "bypass" else None)
     if pool is None:
         return
     count = int(text.get("SPANK_JUICE_GPU_COUNT", "1"))
