@@ -86,9 +86,9 @@ class AutoscalingCluster:
     @classmethod
     def from_config(cls, config: str | Path | Mapping[str, Any], autoscaler_v2: bool = False) -> AutoscalingCluster:
         """A cluster as a complete configuration (a file or its content, e.g. example.yaml) describes it."""
-        is_file = isinstance(config, (str, Path))
         cluster = cls.__new__(cls)
-        cluster._set_up(read_autoscaling_config(Path(config)) if is_file else completed(config), autoscaler_v2)
+        given = completed(config) if isinstance(config, Mapping) else read_autoscaling_config(Path(config))
+        cluster._set_up(given, autoscaler_v2)
         return cluster
 
     def _set_up(self, config: dict[str, Any], autoscaler_v2: bool) -> None:

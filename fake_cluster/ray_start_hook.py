@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -21,9 +22,8 @@ def prepare(ray_params: Any, head: bool) -> None:
         _leave_out_api_server()
         start_lean_raylets()
     if users_hook := os.environ.get(USERS_HOOK):
-        from ray._private.utils import load_class
-
-        load_class(users_hook)(ray_params, head)
+        module, _, name = users_hook.rpartition(".")
+        getattr(importlib.import_module(module), name)(ray_params, head)
 
 
 def _leave_out_api_server() -> None:

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from fake_cluster.agent_stand_in import write_port
 from fake_cluster.lean_node import STAND_IN, lean_raylet_command
+from fake_cluster.ray_start_hook import CLIENT_SERVER, USERS_HOOK, prepare
 
 from .conftest import living, until
 
@@ -127,6 +129,19 @@ def test_the_stand_in_ends_with_its_raylet(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     until(lambda: not living([pid]), "the end of the stand-in")
+
+
+def test_a_hook_of_the_users_own_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_start_hook.py").write_text("def prepare(params, head):\n    params.seen = head\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(USERS_HOOK, "users_start_hook.prepare")
+    params = SimpleNamespace(ray_client_server_port=10001)
+    prepare(params, False)
+    assert (params.seen, params.ray_client_server_port) == (False, None)
+    monkeypatch.setenv(CLIENT_SERVER, "1")
+    params = SimpleNamespace(ray_client_server_port=10001)
+    prepare(params, False)
+    assert params.ray_client_server_port == 10001
 
 
 def test_a_port_appears_complete_or_not_at_all(tmp_path: Path) -> None:
