@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -124,6 +125,8 @@ class RealSlurm(Slurm):
         daemons, self._daemons = self._daemons, None
         self._pids.clear()
         daemons.end()
+        if self._given_directory is None and self._layout is not None:
+            shutil.rmtree(self._layout.directory, ignore_errors=True)  # when the supervisor was killed
         if self._ports is not None:
             self._ports.release()
             self._ports = None

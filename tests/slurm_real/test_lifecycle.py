@@ -162,6 +162,7 @@ def test_daemons_die_with_the_supervisor(make_slurm: MakeSlurm) -> None:
     with pytest.raises(RuntimeError, match="supervisor"):
         slurm.daemons.descendants()
     slurm.stop()
+    assert not slurm.layout.directory.exists()
 
 
 def test_slurmctld_crashes_and_comes_back(make_slurm: MakeSlurm) -> None:
