@@ -64,6 +64,7 @@ class RayService(Service):
     def start(self) -> None:
         if ray.is_initialized():
             raise WorldError("this process is connected to a Ray cluster already; call ray.shutdown() first")
+        logging.getLogger("ray").setLevel(logging.ERROR)  # its advice would stand in the middle of the progress
         types = {**gpu_node_types(self._pools), **slurm_node_types(TASK_NODES, TASKS_PER_NODE)}
         types["slurm_node"]["min_workers"] = TASK_NODES
         most = sum(int(each["max_workers"]) for each in types.values())
