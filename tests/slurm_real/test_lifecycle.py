@@ -53,8 +53,10 @@ def test_daemons_run_under_slurms_own_names(make_slurm: MakeSlurm) -> None:
 
 
 def test_nothing_is_left_after_stop(make_slurm: MakeSlurm, tmp_path: Path) -> None:
-    # The hook's child is in a session of its own, as is what the job leaves behind.
-    prolog = hook(tmp_path / "prolog", "setsid sleep 600 </dev/null >/dev/null 2>&1 &")
+    # The hook's child is in a session of its own before the hook ends, or Slurm would kill it with the hook's process
+    # group; what the job leaves behind is in another.
+    child = f"setsid sh -c 'echo > {tmp_path}/ready; exec sleep 600' </dev/null >/dev/null 2>&1 &"
+    prolog = hook(tmp_path / "prolog", f"{child}\nwhile [ ! -e {tmp_path}/ready ]; do sleep 0.02; done")
     slurm = make_slurm(nodes=2, prolog=prolog)
     job = slurm.sbatch("setsid sleep 600 & sleep 600")
     slurm.wait(job, lambda job: job.state is JobState.RUNNING)
