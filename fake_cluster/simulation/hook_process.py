@@ -380,7 +380,11 @@ class HookProcess:
             if refusal is not None:
                 respond(refusal)
             elif spoilt is not None:
-                answer(controller, method, path, body, key, token, lambda _: respond(spoilt))
+                # What is spoilt is the text of an answer; a refusal stays a refusal.
+                answer(
+                    controller, method, path, body, key, token,
+                    lambda right: respond(spoilt if right[0] < 300 else right),
+                )  # fmt: skip
             else:
                 answer(controller, method, path, body, key, token, respond)
 

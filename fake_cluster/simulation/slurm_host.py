@@ -153,11 +153,9 @@ class SlurmHost:
             if hooks_die:
                 process.kill()
         self._runs.clear()
-        if forgets and self.forgetful:
-            self._back_to_saved()
-        else:
-            for job in rules.jobs.values():
-                self._changed(job.job_id)
+        if not (forgets and self.forgetful):
+            self._saved = json.dumps(rules_state.dump(rules))
+        self._back_to_saved()
 
     def _orphan_ended(self, ended: Callable[[HookProcess, int, int], None]) -> Callable[[HookProcess, int, int], None]:
         def only_record(process: HookProcess, code: int, signal: int) -> None:
