@@ -219,7 +219,8 @@ def decode_entry(line: bytes) -> Entry:
         return ControllerEvent(value.pop("seq"), event_of(value))
     if kind not in _ENTRY_TYPES:
         raise ValueError(f"unknown kind of entry {kind!r}")
-    return msgspec.convert(value, _ENTRY_TYPES[kind])  # type: ignore[no-any-return]
+    entry: Entry = msgspec.convert(value, _ENTRY_TYPES[kind])
+    return entry
 
 
 class History:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from .checks import CheckResult
+from .checks_base import CheckResult
 from .history import ControllerEvent, FaultEnded, FaultInjected
 from .history_views import GIB, Views
 from .report import seconds

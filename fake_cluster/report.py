@@ -16,14 +16,14 @@ import jinja2
 import markupsafe
 import msgspec
 
-from .checks import CheckResult
+from .checks_base import CheckResult
 from .history_views import GIB, Views
 from .report_data import report_data
 
 
 @cache
 def _asset(name: str) -> str:
-    return resources.files("fake_cluster").joinpath("data", name).read_text(encoding="utf-8")
+    return resources.files("fake_cluster").joinpath("data").joinpath(name).read_text(encoding="utf-8")
 
 
 def _utc(at: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from juice_sim.core import events as e
 from juice_sim.core.model import AgentState
 
-from .checks import CheckResult
+from .checks_base import CheckResult
 from .history import FaultEnded, FaultInjected, HookRun, Noted
 from .history_views import GIB, JobLife, Views, describe_request
 from .results import percentile, prolog_times, vram_timeline

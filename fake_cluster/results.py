@@ -13,7 +13,9 @@ import msgspec
 from juice_sim.core import events as e
 from juice_sim.core.model import AgentState
 
-from .checks import CheckResult, gpu_excesses, leaked_sessions, release_delays, requeues
+from .checks import gpu_excesses, leaked_sessions
+from .checks_asked import release_delays, requeues
+from .checks_base import CheckResult
 from .history import FaultInjected, HookRun, JobSubmitted
 from .history_views import Views
 from .slurm.interface import JobState

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from .controller_calls import ControllerSaidNo
 from .history import FaultEnded, FaultInjected, History, JobObserved, Noted
@@ -58,8 +59,9 @@ class Injector:
             if fault.when.at is not None:
                 self._at(fault.when.at, self._injection(fault, 1))
             else:
-                call = self._injection(fault, 1)
-                self._trigger.when(fault.when.event, fault.when.count, lambda call=call: self._at(0.0, call))
+                self._trigger.when(
+                    fault.when.event, fault.when.count, partial(self._at, 0.0, self._injection(fault, 1))
+                )
         self._thread.start()
 
     def finish(self) -> None:

@@ -13,6 +13,7 @@ from juice_sim.core.units import parse_vram
 from juice_sim.gpu_profiles import profile_named
 from juice_sim.quirks import parse as parse_quirks
 
+from .bad_input import BadInput, Reading, suggestion
 from .scenario import (
     Arrival,
     CheckSpec,
@@ -29,7 +30,7 @@ from .scenario import (
 )
 from .scenario_schema import SCENARIO
 from .scenario_workload import array_size
-from .strict_yaml import BadInput, Reading, read_yaml, read_yaml_file, suggestion
+from .strict_yaml import read_yaml, read_yaml_file
 
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 _OWN_SETTINGS = {
@@ -306,9 +307,10 @@ def _fault(
     if fault.agent is not None:
         if not fault.pool and len(pools) > 1:
             raise reading.error(None, f"{key}.agent", "given without a pool", accepted="pool beside it")
+        position = fault.agent
         pool = next(pool for pool in pools if pool.name == (fault.pool or pools[0].name))
         fault = replace(fault, pool=pool.name)
-        if fault.agent >= pool.may_grow_to:
+        if position >= pool.may_grow_to:
             raise reading.error(
                 None,
                 f"{key}.agent",

@@ -12,7 +12,8 @@ from typing import Any
 
 import juice_sim
 
-from .checks import CheckResult, run_checks
+from .checks import run_checks
+from .checks_base import CheckResult
 from .history import History, JobOutput, JobSubmitted, Noted, RunEnded, RunStarted
 from .history_views import Views
 from .progress import GpusInUse, RunProgress

@@ -76,10 +76,11 @@ class RayService(Service):
             ray.init(self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
             self._connected = True
             spec = self._scenario.controller
-            times = {"missing_after_s": spec.missing_after, "removed_after_s": spec.removed_after}
+            default = Settings()
             settings = Settings(
+                missing_after_s=default.missing_after_s if spec.missing_after is None else spec.missing_after,
+                removed_after_s=default.removed_after_s if spec.removed_after is None else spec.removed_after,
                 policies={pool.name: pool.policy for pool in self._scenario.pools if pool.policy},
-                **{name: value for name, value in times.items() if value is not None},
             )
             self._juice = start_juice(
                 self._pools,

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import juice_sim
+from juice_sim.core.settings import Settings
 from juice_sim.hooks_install import write_private
 
 from .controller_calls import ControllerCalls
 from .scenario import PoolSpec, Scenario
 from .slurm.daemons import Daemons
-from .slurm.real import Ports
+from .slurm.ports import Ports
 from .slurm.runners import LocalRunner, Runner
 
 START_TIMEOUT_S = 60.0
@@ -35,8 +36,8 @@ class WorldError(Exception):
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """One agent of the scenario: its pool and its position there, from 0; `registered` is the host name that it has now,
-    where that is not made of the two."""
+    """One agent of the scenario: its pool and its position there, from 0; `registered` is the host name that it has
+    now, where that is not made of the two."""
 
     pool: str
     position: int
@@ -166,9 +167,7 @@ class LocalService(Service):
             options += ["--missing-after", str(spec.missing_after)]
         if spec.removed_after is not None:
             options += ["--removed-after", str(spec.removed_after)]
-        policies = {pool.policy for pool in self._scenario.pools if pool.policy}
-        if len(policies) == 1:
-            options += ["--policy", policies.pop()]
+        options += ["--policy", self._policy()]
         output = self._directory / "controller.out"
         output.unlink(missing_ok=True)
         self._controller = self.daemons.spawn(
@@ -179,6 +178,16 @@ class LocalService(Service):
             return self.calls.is_ready() and output.exists() and output.read_bytes().endswith(b"}\n")
 
         self._until(serves, "the controller", self._controller, output)
+
+    def _policy(self) -> str:
+        """The placement policy of all pools: `juice-sim controller` knows one."""
+        policies = {pool.policy or Settings().default_policy for pool in self._scenario.pools}
+        if len(policies) > 1:
+            raise WorldError(
+                f"the pools have different policies ({', '.join(sorted(policies))}); `juice-sim controller` has one "
+                "for all: use --cluster autoscaling, or give all pools the same"
+            )
+        return policies.pop()
 
     def kill_controller(self, sig: int) -> None:
         if self._controller is not None:

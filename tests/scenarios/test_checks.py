@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from made_history import GIB, START, Made, large
 
-from fake_cluster.checks import CheckResult, run_checks
+from fake_cluster.checks import run_checks
+from fake_cluster.checks_base import CheckResult
 from fake_cluster.history import History, JobOutput, LogCompared
 from fake_cluster.history_views import Views
 from fake_cluster.results import compute_results

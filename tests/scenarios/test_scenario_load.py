@@ -38,10 +38,12 @@ slurm: {nodes: 3, cpus_per_node: 8, cred_expire: 6, prolog_epilog_timeout: 30, e
 hooks: {wait: 4, session_file_wait: 5, reconcile_every: 0, settings: {JUICE_LOG: /dev/null}}
 jobs:
 - {name: a, count: 5, pool: train, gpu_count: 2, arrival: 3, run_time: 500ms, expect: COMPLETED}
-- {name: b, pool: infer, vram: 2.5, arrival: {process: poisson, rate: 2}, run_time: {distribution: lognormal, median: 2}}
+- {name: b, pool: infer, vram: 2.5, arrival: {process: poisson, rate: 2},
+  run_time: {distribution: lognormal, median: 2}}
 - {name: c, het: [{pool: train}, {pool: infer, vram: 1}], expect: [COMPLETED, CANCELLED]}
 - {name: d, array: 0-9%3, pool: infer, arrival: {process: burst, size: 2, every: 3}}
-- {name: e, interactive: true, pool: infer, arrival: {process: uniform, end: 9}, run_time: {distribution: uniform, low: 1, high: 2}}
+- {name: e, interactive: true, pool: infer, arrival: {process: uniform, end: 9},
+  run_time: {distribution: uniform, low: 1, high: 2}}
 - name: f
   requeue: false
   env: {A: 1}
@@ -227,7 +229,8 @@ def test_every_shipped_scenario_fits_the_published_schema() -> None:
 def test_arrivals_and_run_times_come_from_the_seed() -> None:
     text = (
         LEAST
-        + "  count: 50\n  arrival: {process: poisson, rate: 5}\n  run_time: {distribution: exponential, mean: 2, most: 4}\n"
+        + "  count: 50\n  arrival: {process: poisson, rate: 5}\n"
+        + "  run_time: {distribution: exponential, mean: 2, most: 4}\n"
     )
     scenario = parse_scenario(text)
     first, again, other = submissions(scenario, 1), submissions(scenario, 1), submissions(scenario, 2)

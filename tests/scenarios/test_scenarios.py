@@ -65,10 +65,11 @@ def test_bad_day(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_a_controller_killed_twenty_times_loses_nothing_that_it_has_acknowledged(tmp_path: Path) -> None:
     contention = load_scenario(shipped()["contention"])
-    kills = Fault("controller_killed", When(at=2.0, every=2.2, times=20), lasts=0.3)
+    kills = Fault("controller_killed", When(at=2.0, every=1.8, times=20), lasts=0.3)
     scenario = replace(
         contention,
         faults=[kills],
+        jobs=[replace(group, count=28) for group in contention.jobs],
         hooks=replace(contention.hooks, wait=5.0),
         checks=replace(contention.checks, min_requeues=None),
         time_limit=300.0,
@@ -77,7 +78,7 @@ def test_a_controller_killed_twenty_times_loses_nothing_that_it_has_acknowledged
     results = figures(outcome)
     history = History.load(tmp_path / "history.jsonl")
     assert len(history.of(FaultInjected)) == 20
-    assert results["jobs"]["completed"] == 120
+    assert results["jobs"]["completed"] == 84
     # Every event that anybody was told is in the log at the end, unchanged, and nothing was left out of it.
     (compared,) = history.of(LogCompared)
     assert compared.differences == ()
@@ -86,7 +87,7 @@ def test_a_controller_killed_twenty_times_loses_nothing_that_it_has_acknowledged
     # Every session that a prolog was given is there, and was closed.
     given = {run.session_id[:8] for run in history.of(HookRun) if run.verdict == "granted"}
     closed = {session.id[:8] for session in outcome.views.sessions.values() if session.closed_at is not None}
-    assert len(given) >= 100 and given <= closed
+    assert len(given) >= 80 and given <= closed
 
 
 @pytest.mark.ray
