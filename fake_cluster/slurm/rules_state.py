@@ -45,6 +45,7 @@ def load(config: ClusterConfig, state: dict[str, Any], random: Callable[[], floa
         entry["unmet"] = tuple((kind, other) for kind, other in entry["unmet"])
         entry["state"] = JobState(entry["state"])
         entry["final"] = JobState(entry["final"]) if entry["final"] is not None else None
+        entry["lingering_prologs"] = 0  # no process of a hook is known to a slurmctld that has just started
         rules.restore(JobRecord(spec=JobSpec(**spec_entry), **entry))
     for name in state["down"]:
         rules.nodes.set_down(name, True)
