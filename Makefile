@@ -2,6 +2,7 @@
 #
 #   make demo     environment, installation, then the main job
 #   make test     what the tests need (as root on Debian or Ubuntu also apt packages), then the tests
+#   make slurm-tree   a Slurm 24.11 for the tests, in TREE=.slurm-24.11
 #   make check    format, lint, types, shell scripts, hook syntax
 #   make bench    the benchmarks (ratios; see docs/performance.md)
 #   make clean    remove what make made
@@ -12,8 +13,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+TREE   ?= .slurm-24.11
 
-.PHONY: demo test check format bench clean install install-dev system-packages wheel
+.PHONY: demo test check format bench clean install install-dev system-packages slurm-tree wheel
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -37,8 +39,15 @@ demo: install
 system-packages:
 	@sh .ci/system-packages
 
-test: install-dev system-packages
-	$(BIN)/python -m pytest $(ARGS)
+# Slurm 24.11 beside the system's own: fetched and verified by apt, unpacked and relocated, neither root nor chroot.
+# A machine that cannot have it (no apt, no network) goes on without; the tests that need it then say so.
+slurm-tree: install
+	@test -e $(TREE)/usr/sbin/slurmctld || $(BIN)/python -m fake_cluster.slurm.trixie_tree $(TREE) \
+	    || echo "slurm-tree: not made; tests on Slurm 24.11 are skipped" >&2
+	@echo "JUICE_SIM_SLURM_TREE=$(abspath $(TREE))"
+
+test: install-dev system-packages slurm-tree
+	JUICE_SIM_SLURM_TREE=$(abspath $(TREE)) $(BIN)/python -m pytest $(ARGS)
 
 check: install-dev
 	$(BIN)/ruff format --check .
@@ -47,6 +56,7 @@ check: install-dev
 	$(BIN)/shellcheck -s sh hooks/*.sh .ci/make-venv .ci/system-packages
 	$(BIN)/shellcheck .ci/run
 	$(BIN)/vermin --quiet --no-tips --target=3.6- --violations hooks/juice_hook.py
+	$(BIN)/ruff check --isolated --select E,F,PIE,RET,SIM,W --line-length 120 --target-version py37 hooks/juice_hook.py
 
 format: install-dev
 	$(BIN)/ruff format .

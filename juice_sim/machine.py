@@ -130,6 +130,25 @@ def _libsodium() -> Capability:
     return Capability("libsodium", False, "not found", purpose, _install("libsodium23 python3-nacl"))
 
 
+def _slurm_tree() -> Capability:
+    purpose = "the tests on a second Slurm release (24.11)"
+    # fake_cluster is the layer above; only this probe looks there, because the tree is its business.
+    from fake_cluster.slurm.trixie_tree import TREE_VARIABLE, tree_missing
+
+    reason = tree_missing()
+    if reason is None:
+        return Capability("slurm-tree", True, os.environ[TREE_VARIABLE], purpose)
+    return Capability("slurm-tree", False, reason, purpose, f"make slurm-tree, then set {TREE_VARIABLE} as it says")
+
+
+def _tool(name: str, *, package: str, used_for: str) -> Callable[[], Capability]:
+    def look() -> Capability:
+        path = shutil.which(name)
+        return Capability(name, path is not None, path or "not found", used_for, "" if path else _install(package))
+
+    return look
+
+
 def hook_python() -> str:
     """The interpreter for the hooks here: the system's when it finds libsodium or PyNaCl, else this one."""
     system = "/usr/bin/python3"
@@ -145,4 +164,7 @@ PROBES: dict[str, Callable[[], Capability]] = {
     "docker": _docker,
     "compiler": _compiler,
     "libsodium": _libsodium,
+    "slurm-tree": _slurm_tree,
+    "clang": _tool("clang", package="clang clang-tidy", used_for="fuzzing and linting the SPANK plugin"),
+    "valgrind": _tool("valgrind", package="valgrind", used_for="the leak tests of the SPANK plugin"),
 }

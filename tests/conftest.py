@@ -8,7 +8,7 @@ import pytest
 
 from juice_sim import machine
 
-NEEDS = ("slurm", "docker", "compiler")
+NEEDS = ("slurm", "docker", "compiler", "clang", "valgrind")
 """Markers that stand for a capability of the machine."""
 
 _probe = functools.cache(machine.probe)

@@ -83,7 +83,7 @@ def test_the_package_depends_on_the_slurm_release_that_it_was_built_for(make: Ma
     assert "root/root" in contents
 
 
-@pytest.mark.skipif(shutil.which("clang") is None, reason="clang: not found; to get it: apt-get install clang")
+@pytest.mark.clang
 def test_fuzzing_finds_nothing_in_a_few_seconds(make: Make) -> None:
     done = make("fuzz", "FUZZ_SECONDS=5")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -92,9 +92,7 @@ def test_fuzzing_finds_nothing_in_a_few_seconds(make: Make) -> None:
     assert min(executed) > 1000
 
 
-@pytest.mark.skipif(
-    shutil.which("clang-tidy") is None, reason="clang-tidy: not found; to get it: apt-get install clang-tidy"
-)
+@pytest.mark.clang
 def test_clang_tidy_is_silent(make: Make) -> None:
     done = make("tidy")
     assert done.returncode == 0, done.stdout + done.stderr

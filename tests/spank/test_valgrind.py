@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +14,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.compiler,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        shutil.which("valgrind") is None, reason="valgrind: not found; to get it: apt-get install valgrind"
-    ),
+    pytest.mark.valgrind,
 ]
 SOURCES = {path.name for path in SOURCE.glob("*.c")}
 LEAKS = "--leak-check=full --show-leak-kinds=definite,indirect"
