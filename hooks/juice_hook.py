@@ -998,11 +998,8 @@ def give_up(job, mine):
     """Release what this prolog has asked for, unless another run of the prolog has taken it over. Raises nothing: what
     cannot be released stays in the journal, and Slurm runs the epilog next."""
     try:
-        taken_over = yield from locked(job.id, disown(job, mine))
-        if taken_over:
-            return
-        if not mine["session"] and not mine["doubt"]:
-            yield from locked(job.id, forget(job.id, [mine["key"]]))
+        nothing_to_do = yield from locked(job.id, disown(job, mine))
+        if nothing_to_do:
             return
         _, now = yield Clock()
         yield from release_all(job.id, [mine], now + 2.0)
@@ -1011,15 +1008,21 @@ def give_up(job, mine):
 
 
 def disown(job, mine):
-    """Under the lock: mark the attempt for release. True when it belongs to another run of the prolog by now."""
+    """Under the lock: mark the attempt for release, or drop it when it surely has no session. True when nothing is left for
+    this run to release, also because the attempt belongs to another run of the prolog by now."""
+    may_exist = bool(mine["session"] or mine["doubt"])
     attempts, _ = yield from read_journal(job.id)
     for attempt in attempts:
         if attempt["key"] == mine["key"]:
             if attempt["owner"] != mine["owner"]:
                 return True
-            attempt.update(state="releasing", session=mine["session"])
-            yield from mark(job.id, attempts)
-    return False
+            if may_exist:
+                attempt.update(state="releasing", session=mine["session"])
+                yield from mark(job.id, attempts)
+            elif attempt["state"] != "releasing":
+                yield from write_journal(job.id, [a for a in attempts if a is not attempt])
+            # Else another hook has marked it, and is about to use its key up: that may make a session, so the entry stays.
+    return not may_exist
 
 
 def deny(job, reason):
