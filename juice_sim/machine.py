@@ -95,7 +95,7 @@ def _which(tool: str) -> str | None:
 
 
 def _docker() -> Capability:
-    purpose = "DockerCluster (run --cluster docker)"
+    purpose = "Ray's fake clusters in containers"
     if shutil.which("docker") is None:
         return Capability("docker", False, "no docker command", purpose, _install("docker.io"))
     ok, text = _first_line("docker", "version", "--format", "engine {{.Server.Version}}")
@@ -138,7 +138,9 @@ def _slurm_tree() -> Capability:
     reason = tree_missing()
     if reason is None:
         return Capability("slurm-tree", True, os.environ[TREE_VARIABLE], purpose)
-    return Capability("slurm-tree", False, reason, purpose, f"make slurm-tree, then set {TREE_VARIABLE} as it says")
+    return Capability(
+        "slurm-tree", False, reason.partition(";")[0], purpose, f"make slurm-tree, then set {TREE_VARIABLE}"
+    )
 
 
 def _tool(name: str, *, package: str, used_for: str) -> Callable[[], Capability]:

@@ -1,4 +1,4 @@
-"""What a machine cannot do is skipped with one line that says why and how to get it; JUICE_SIM_REQUIRE forbids skips."""
+"""What a machine cannot do is skipped with one line: why, and how to get it. JUICE_SIM_REQUIRE forbids such skips."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per capability; 0 when all that `--require` names are there, 1 when one is missing, 2 bad input."""
+    """Print a line per capability; 0 when all that `--require` names are there, 1 when one is missing, 2 bad input."""
     wanted = [name.strip() for name in args.require.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in PROBES]
     if unknown:
