@@ -279,7 +279,8 @@ def _job_row(job: JobLife, views: Views) -> list[Any]:
     run = None
     if job.ran and last.start_time is not None and last.end_time is not None:
         run = round(last.end_time - last.start_time, 3)
-    submitted = None if job.submitted_at is None else round(job.submitted_at - views.start, 3)
+    # Real Slurm's times are whole seconds: the first jobs seem to come before the start of the run.
+    submitted = None if job.submitted_at is None else max(0.0, round(job.submitted_at - views.start, 3))
     name = str(job.job_id)
     if last.array_task_id is not None:
         name += f" ({last.array_job_id}_{last.array_task_id})"
