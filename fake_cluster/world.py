@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,8 @@ class World:
     """A running Juice service with hooks and Slurm. Use as a context manager.
 
     `slurm_kind` is `simulated` or `real`, `cluster_kind` `none` or `autoscaling`. `seed` is for what the simulated
-    Slurm draws. After `stop` the directory is still there; `remove` takes it away.
+    Slurm draws. `juice_dir` is where jobs find Juice's client library, `extra_conf` are further lines of a real Slurm's
+    slurm.conf. After `stop` the directory is still there; `remove` takes it away.
     """
 
     def __init__(
@@ -62,8 +64,12 @@ class World:
         cluster_kind: str = "none",
         seed: int = 0,
         directory: Path | None = None,
+        juice_dir: Path = Path("/opt/juice/juice"),
+        extra_conf: Sequence[str] = (),
     ) -> None:
         self.scenario = scenario
+        self.juice_dir = juice_dir
+        self._extra_conf = tuple(extra_conf)
         self.slurm_kind = slurm_kind
         self.cluster_kind = cluster_kind
         self.seed = seed
@@ -241,7 +247,7 @@ class World:
             state_dir=self.state_dir,
             session_wait_s=self.scenario.hooks.session_file_wait,
             plugstack=self._plugstack() if self.slurm_kind == "real" else (),
-            extra_conf=_FAST_SCHEDULING if self.slurm_kind == "real" else (),
+            extra_conf=(*_FAST_SCHEDULING, *self._extra_conf) if self.slurm_kind == "real" else (),
         )
         if self.slurm_kind == "real":
             from .slurm.real import RealSlurm, available
@@ -263,6 +269,7 @@ class World:
             stillborn_epilog=spec.epilog_kill_probability,
             crash="either",
             seed=self.seed,
+            juice_dir=self.juice_dir,
         )
 
     def _plugstack(self) -> list[str]:
@@ -286,7 +293,7 @@ class World:
                 "`juice-sim doctor` says what is missing"
             )
         wait = max(1, round(self.scenario.hooks.session_file_wait))
-        return [f"required {found[0]} /opt/juice/juice {self.state_dir} key={self.key_file} wait={wait}"]
+        return [f"required {found[0]} {self.juice_dir}/juice {self.state_dir} key={self.key_file} wait={wait}"]
 
 
 _FAST_SCHEDULING = (
