@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -26,9 +26,52 @@ def busy_gpus(agent: Agent) -> set[int]:
     return {index for session in agent.core.sessions.values() if session.running for index, _ in session.gpus}
 
 
+def vram_in_use(agent: Agent) -> dict[int, int]:
+    """Bytes in use per GPU index: what programs say that they use, or all that they may when they say nothing."""
+    used: dict[int, int] = {}
+    for session in agent.core.sessions.values():
+        if session.running:
+            accounts = agent.accounts_for(session.id)
+            for position, (index, granted) in enumerate(session.gpus):
+                used[index] = used.get(index, 0) + (session.used_on(position) if accounts else granted)
+    return used
+
+
+def session_gpus(agent: Agent, session_id: str) -> dict[str, Any]:
+    """What a program of the session is told of its GPUs, in the session's order; `vram` is the session's share."""
+    session = agent.core.sessions.get(session_id)
+    if session is None:
+        return {"gpus": [], "processes": []}
+    by_index = {gpu.index: (gpu, values) for gpu, values in zip(agent.spec.gpus, measured(agent), strict=True)}
+    gpus = []
+    for position, (index, vram) in enumerate(session.gpus):
+        gpu, values = by_index[index]
+        gpus.append(
+            {
+                "index": index,
+                "uuid": gpu.uuid,
+                "name": gpu.name,
+                "pciBus": gpu.pci_bus,
+                "driver": gpu.driver,
+                "vram": vram,
+                "used": session.used_on(position),
+                "utilizationGpu": values.utilization_gpu,
+                "temperatureGpu": values.temperature_gpu,
+                "powerDraw": values.power_draw,
+                "powerLimit": values.power_limit,
+            }
+        )
+    processes = [
+        {"pid": connection.pid, "processName": connection.process_name, "gpu": max(position, 0), "used": used}
+        for (connection_id, position), used in session.vram_used.items()
+        for connection in [session.connections[connection_id]]
+    ]
+    return {"gpus": gpus, "processes": processes}
+
+
 def measured(agent: Agent) -> list[w.GpuMetrics]:
     """One entry per GPU, in their order: a GPU with a running process is busy, any other idles."""
-    granted = agent.core.vram_granted()
+    in_use = vram_in_use(agent)
     busy = busy_gpus(agent)
     result = []
     for gpu in agent.spec.gpus:
@@ -37,7 +80,7 @@ def measured(agent: Agent) -> list[w.GpuMetrics]:
         except UnknownModel:
             watts = 0
         works = gpu.index in busy
-        used = min(granted.get(gpu.index, 0), gpu.vram) if works else 0
+        used = min(in_use.get(gpu.index, 0), gpu.vram)
         result.append(
             w.GpuMetrics(
                 clock_core=1500 if works else 300,

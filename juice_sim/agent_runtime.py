@@ -21,6 +21,7 @@ import aiohttp
 import msgspec
 
 from . import __version__, agent_metrics
+from .agent_client import AgentClient
 from .agent_http import TAKEN_OVER, HttpServer, Refusal, Request, Response, as_json
 from .agent_wire import SessionBody, record_of, register_body, report_body, retry_after_s
 from .core import agent as core
@@ -37,6 +38,7 @@ REQUEST_TIMEOUT_S = 15.0
 NUDGE_EVERY_S = 0.25
 NEWS_WAIT_S = 1.0
 METRICS_EVERY_S = 5.0
+METRICS_AGAIN_S = 1.0
 STOP_S = 5.0
 
 
@@ -63,23 +65,6 @@ class AgentSpec:
     version: str = __version__
 
 
-class _Client:
-    """One process that is connected to a session."""
-
-    def __init__(self, request: Request) -> None:
-        self.reader = request.reader
-        self.writer = request.writer
-        self.killed = False
-
-    def kill(self) -> None:
-        """End the connection from our side: the process is told by one line and by the closed socket."""
-        self.killed = True
-        with contextlib.suppress(OSError, RuntimeError):
-            self.writer.write(b'{"canceled":true}\n')
-            self.writer.close()
-        self.reader.feed_eof()
-
-
 class Agent:
     """One agent. `await start()` returns when it has registered; `await stop()` ends its sessions and signs off."""
 
@@ -90,7 +75,7 @@ class Agent:
         self._server = server or self._own_server
         self.core: core.AgentCore
         self.address = ""
-        self._clients: dict[tuple[str, str], _Client] = {}
+        self._clients: dict[tuple[str, str], AgentClient] = {}
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -176,6 +161,20 @@ class Agent:
         """Take sessions again."""
         self.core.handle(core.Resume())
         self._announce()
+
+    def accounts_for(self, session_id: str) -> bool:
+        """Whether a program of the session says what VRAM it uses; of others, it must be taken as all that they may."""
+        return any(client.tells_end for (session, _), client in self._clients.items() if session == session_id)
+
+    def connection_changed(self) -> None:
+        """A process of a session has told something that the controller should know soon."""
+        self._announce()
+
+    def vram_changed(self) -> None:
+        """A process has taken or given back VRAM: measure anew, but not for each of its calls."""
+        if time.monotonic() - self._metrics_at >= METRICS_AGAIN_S:
+            self._metrics_at = 0.0
+            self._announce()
 
     # -- the rhythm ---------------------------------------------------------------------------------------------------
 
@@ -381,16 +380,19 @@ class Agent:
             raise Refusal(400, f"pid is {pid!r}; accepted: a process id")
         self._numbers += 1
         connection_id = wanted or f"{self._numbers}"
+        tells_end = body.get("tellsEnd") is True
         refusal = self.core.handle(core.Connected(session_id, Connection(connection_id, pid, name)))
         for instruction in refusal:
             if isinstance(instruction, core.RefuseConnection):
                 status = 404 if session_id not in self.core.sessions else 409
                 return as_json({"message": instruction.reason}, status)
-        client = self._clients[session_id, connection_id] = _Client(request)
+        client = self._clients[session_id, connection_id] = AgentClient(
+            request, self, session_id, connection_id, tells_end
+        )
         self._announce()
         exit_code = core.KILLED
         try:
-            exit_code = await self._until_it_ends(session_id, connection_id, client)
+            exit_code = await client.until_it_ends()
         finally:
             del self._clients[session_id, connection_id]
             ended = self.core.handle(
@@ -400,34 +402,6 @@ class Agent:
                 self._do(instruction)
             self._announce()
         return TAKEN_OVER
-
-    async def _until_it_ends(self, session_id: str, connection_id: str, client: _Client) -> int:
-        """Read the client's lines until its socket is closed: `{"exitCode": N}`, `{"vramUsed": BYTES}`. Returns the
-        exit code: 0 when none was given and the end was orderly, -1 when the connection broke."""
-        exit_code = 0
-        try:
-            while True:
-                line = await client.reader.readline()
-                if not line:
-                    return exit_code
-                try:
-                    said = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue  # bytes of the GPU protocol, which is not simulated
-                if not isinstance(said, dict):
-                    continue
-                code, used = said.get("exitCode"), said.get("vramUsed")
-                if isinstance(code, int) and not isinstance(code, bool) and -(2**31) <= code < 2**32:
-                    exit_code = code
-                if isinstance(used, int) and not isinstance(used, bool):
-                    granted = self.core.use_vram(session_id, connection_id, used)
-                    session = self.core.sessions.get(session_id)
-                    free = session.vram - sum(session.vram_used.values()) if session is not None else 0
-                    client.writer.write(json.dumps({"granted": granted, "vramFree": free}).encode() + b"\n")
-        except ValueError:
-            return exit_code  # a line beyond the limit: the GPU protocol again; what follows cannot be ours
-        except OSError:
-            return core.KILLED
 
 
 def only(method: str, accepted: str) -> Response | None:

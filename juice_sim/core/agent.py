@@ -23,7 +23,7 @@ session is reported closed only when nothing of it runs, because its VRAM is giv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .commands import RegisterAgent, SessionReport, UpdateAgent
@@ -92,6 +92,15 @@ class Connected(Happening):
 
     session_id: str
     connection: Connection
+
+
+@dataclass(frozen=True)
+class ProcessRenamed(Happening):
+    """The process has become another program (exec)."""
+
+    session_id: str
+    connection_id: str
+    process_name: str
 
 
 @dataclass(frozen=True)
@@ -213,7 +222,7 @@ class LocalSession:
     gpus: tuple[tuple[int, int], ...]
     state: SessionState = SessionState.ACTIVE
     connections: dict[str, Connection] = field(default_factory=dict)
-    vram_used: dict[str, int] = field(default_factory=dict)  # connection id -> bytes
+    vram_used: dict[tuple[str, int], int] = field(default_factory=dict)  # (connection id, position or -1) -> bytes
     revision: int = 1
     told: int = 0
 
@@ -226,6 +235,15 @@ class LocalSession:
     def vram(self) -> int:
         """Bytes of VRAM that the session may use in all."""
         return sum(size for _, size in self.gpus)
+
+    def used_on(self, position: int) -> int:
+        """Bytes in use on the session's GPU at `position` (from 0); what was not said to be on one counts as on 0."""
+        return sum(used for (_, where), used in self.vram_used.items() if max(where, 0) == position)
+
+
+def _printable(name: str) -> str:
+    """A name that comes from the user's process. One that the controller refuses would cost every later heartbeat."""
+    return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_NAME])
 
 
 class AgentCore:
@@ -268,6 +286,8 @@ class AgentCore:
                 return self._failed(happening)
             case Connected(session_id, connection):
                 return self._connect(session_id, connection)
+            case ProcessRenamed(session_id, connection_id, process_name):
+                return self._rename(session_id, connection_id, process_name)
             case ProcessEnded(session_id, connection_id, exit_code):
                 return self._process_ended(session_id, connection_id, exit_code)
             case Drain():
@@ -290,18 +310,24 @@ class AgentCore:
         """True when no session is left: a draining agent may go."""
         return not self.sessions
 
-    def use_vram(self, session_id: str, connection_id: str, size: int) -> bool:
-        """A process now uses `size` bytes. False, and nothing changes, when its session has not as much left.
+    def use_vram(self, session_id: str, connection_id: str, size: int, position: int = -1) -> bool:
+        """A process now uses `size` bytes on the session's GPU at `position` (from 0; -1: on any of them).
 
-        All processes of a session share its VRAM: the second one does not get the slice again.
+        False, and nothing changes, when there is not as much left. All processes of a session share its VRAM: the
+        second one does not get the slice again.
         """
         session = self.sessions.get(session_id)
-        if session is None or connection_id not in {connection.id for connection in session.running} or size < 0:
+        connection = session.connections.get(connection_id) if session is not None else None
+        if session is None or connection is None or connection.exit_code is not None or size < 0:
             return False
-        others = sum(used for other, used in session.vram_used.items() if other != connection_id)
-        if others + size > session.vram:
+        if not -1 <= position < len(session.gpus):
             return False
-        session.vram_used[connection_id] = size
+        before = session.vram_used.get((connection_id, position), 0)
+        if position >= 0 and session.used_on(position) - before + size > session.gpus[position][1]:
+            return False
+        if sum(session.vram_used.values()) - before + size > session.vram:
+            return False
+        session.vram_used[connection_id, position] = size
         return True
 
     def vram_used(self) -> dict[str, int]:
@@ -424,10 +450,18 @@ class AgentCore:
             return [RefuseConnection(session_id, connection.id, f"connection {connection.id!r} exists already")]
         if not 0 <= connection.pid < 2**63:
             return [RefuseConnection(session_id, connection.id, f"{connection.pid} is no process id")]
-        # The name comes from the user's process. One that the controller refuses would cost every later heartbeat.
-        name = "".join(c if c.isprintable() else "?" for c in connection.process_name[:LONGEST_NAME])
+        name = _printable(connection.process_name)
         session.connections[connection.id] = Connection(connection.id, connection.pid, name)
         session.revision += 1
+        return []
+
+    def _rename(self, session_id: str, connection_id: str, process_name: str) -> list[Instruction]:
+        session = self.sessions.get(session_id)
+        connection = session.connections.get(connection_id) if session is not None else None
+        name = _printable(process_name)
+        if session is not None and connection is not None and name not in ("", connection.process_name):
+            session.connections[connection_id] = replace(connection, process_name=name)
+            session.revision += 1
         return []
 
     def _process_ended(self, session_id: str, connection_id: str, exit_code: int) -> list[Instruction]:
@@ -438,7 +472,7 @@ class AgentCore:
         code = KILLED if session.state is not SessionState.ACTIVE else exit_code
         ended = Connection(connection.id, connection.pid, connection.process_name, code)
         session.connections[connection_id] = ended
-        session.vram_used.pop(connection_id, None)
+        session.vram_used = {key: used for key, used in session.vram_used.items() if key[0] != connection_id}
         session.revision += 1
         if session.state is SessionState.CANCELING and not session.running:
             return self._over(session)
