@@ -163,6 +163,10 @@ class Step:
             self._disconnect(self.program.session_id, code if not signal else 128 + signal)
         self._ended(self, code, signal)
 
+    def time_to_die(self) -> float:
+        """Seconds that its program takes to end once its connection is gone."""
+        return 0.0 if self._host.instant else self._kernel.random.uniform(0.0, 1.5)
+
     def session_lost(self) -> None:
         """The agent has ended the connection: the program dies."""
         if self.alive:
@@ -187,4 +191,4 @@ def kill_program(
     """An agent ends a connection. One whose program is gone already is reported by the program's own end."""
     step = programs.get((session_id, connection_id))
     if step is not None:
-        kernel.after(0.0, step.session_lost)
+        kernel.after(step.time_to_die(), step.session_lost)
