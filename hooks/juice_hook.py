@@ -641,7 +641,7 @@ def publish(job, mine, fields):
 
 def retire(job_id, is_over):
     """Under the lock: mark the attempts for which `is_over(attempt)` holds, and remove the session file when no other
-    owns it. Returns `(attempts to release, all attempts left in the journal, damaged)`."""
+    owns it. Returns `(attempts to release, all attempts left in the journal, whether it may not name all sessions)`."""
     attempts, damaged = yield from read_journal(job_id)
     due, kept, changed = [], [], False
     for attempt in attempts:
@@ -657,17 +657,22 @@ def retire(job_id, is_over):
         kept.append(attempt)
     if all(a["state"] == "releasing" for a in kept):
         yield RemoveFile(session_path(job_id))
-    if changed:
-        yield from mark(job_id, kept)
+    if changed and not (yield from mark(job_id, kept)):
+        # A prolog that still runs may forget what is not marked. To use such a key up could make a session that no journal
+        # names, so only sessions that are known are released now.
+        due, damaged = [a for a in due if a["session"]], True
     return due, kept, damaged
 
 
 def mark(job_id, attempts):
-    """Write the journal down, but go on when that fails: a full disk must not keep GPUs from being released."""
+    """Write the journal down, but go on when that fails: a full disk must not keep GPUs from being released. True when it is
+    written."""
     try:
         yield from write_journal(job_id, attempts)
     except OSError as error:
         yield Log(True, "cannot write %s: %s; releasing all the same" % (journal_path(job_id), os_error_text(error)))
+        return False
+    return True
 
 
 def forget(job_id, keys):
