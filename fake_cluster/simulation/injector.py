@@ -175,7 +175,8 @@ class Injector:
             # Noticed by the next ping after slurmctld is back.
             self._world.kernel.after(5.0, self._node_noticed, name)
             return
-        self._world.slurm.node_failed(name)
+        if self._down[name] > 0:
+            self._world.slurm.node_failed(name)
 
     def _node_back(self, name: str) -> None:
         if not self._world.slurm.rules.up:
