@@ -289,7 +289,7 @@ def _run(world: World, history: History, scenario: Scenario, seed: int, progress
         if reason == "time limit":
             watch.poll()
         progress.phase("draining")
-        _drain(world, history, timer)
+        _drain(world, history, timer, progress)
         watch.poll()
         timer.stop()
         watch.stop()
@@ -324,20 +324,24 @@ def _wait_for_jobs(
         time.sleep(0.2)
 
 
-def _drain(world: World, history: History, timer: ReconcileTimer) -> None:
+def _drain(world: World, history: History, timer: ReconcileTimer, progress: RunProgress) -> None:
     """Wait until no session is open: epilogs end, agents report, reconcile releases, lost agents are removed."""
     spec = world.scenario.controller
     lost = (spec.missing_after or 30.0) + (spec.removed_after or 300.0)
     patience = DRAIN_S + max(lost, world.scenario.hooks.reconcile_grace)
 
-    def closed() -> bool:
+    def open_sessions() -> int:
         sessions = Views(History(entries=history.entries)).sessions.values()
-        return all(session.closed_at is not None for session in sessions)
+        return sum(session.closed_at is None for session in sessions)
+
+    def closed() -> bool:
+        return open_sessions() == 0
 
     deadline = time.monotonic() + patience
     if wait_until(closed, 3.0):
         timer.once()
         return
+    progress.phase(f"draining: {open_sessions()} sessions open; those of a lost agent end after {lost:g} s")
     while time.monotonic() < deadline:
         timer.once()
         if wait_until(closed, 2.0):

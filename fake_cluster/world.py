@@ -5,11 +5,8 @@ Everything lies in one temporary directory. `World` knows no jobs, faults or che
 
 from __future__ import annotations
 
-import ctypes.util
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,6 +16,7 @@ from pathlib import Path
 
 from juice_sim import resources
 from juice_sim.hooks_install import install_hooks
+from juice_sim.machine import hook_python
 
 from .history import HookRun
 from .hook_timing import boot_time, hook_runs, read_hook_log, wrap_hook
@@ -149,23 +147,12 @@ class World:
             token=token,
             state_dir=self.state_dir,
             key_file=self.key_file,
-            **{"wait": f"{self.scenario.hooks.wait:g}", "python": self._python(), "cluster": CLUSTER_NAME, **settings},
+            **{"wait": f"{self.scenario.hooks.wait:g}", "python": hook_python(), "cluster": CLUSTER_NAME, **settings},
         )
         timing = self.directory / "hook-timing.log"
         self._timing = timing
         self.prolog = wrap_hook(self.hooks_dir, "prolog", self.hooks_dir / "juice-prolog.sh", timing)
         self.epilog = wrap_hook(self.hooks_dir, "epilog", self.hooks_dir / "juice-epilog.sh", timing)
-
-    def _python(self) -> Path:
-        """The interpreter of the hooks: the system's, or where there is none (or no libsodium for it), this one."""
-        system = Path("/usr/bin/python3")
-        if os.access(system, os.X_OK) and ctypes.util.find_library("sodium"):
-            return system
-        # -I -S would hide the PyNaCl that this interpreter has in its site directory.
-        wrapper = self.directory / "hook-python.sh"
-        wrapper.write_text(f"#!/bin/sh\nshift 2\nexec '{sys.executable}' \"$@\"\n")
-        wrapper.chmod(0o755)
-        return wrapper
 
     def _new_token(self, lifetime_s: float) -> str:
         permissions = [
@@ -218,7 +205,7 @@ class World:
                 environment["JUICE_TOKEN_FILE"] = str(self.hooks_dir / "token")
             done = subprocess.run(
                 [
-                    *(self._python(), "-I", "-S", "-c", _RECONCILE, self.hooks_dir, f"{config.reconcile_grace:g}"),
+                    *(hook_python(), "-I", "-S", "-c", _RECONCILE, self.hooks_dir, f"{config.reconcile_grace:g}"),
                     *("reconcile", "--queue", str(queue)),
                 ],
                 env=environment,

@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 
 from .. import __version__
@@ -75,6 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        return _internal_error(args.command, error)
+
+
+def _internal_error(command: str, error: Exception) -> int:
+    """Our own mistake: one line for the user, the traceback in a file that a report of it can quote."""
+    handle, path = tempfile.mkstemp(prefix=f"juice-sim-{command}-", suffix=".traceback")
+    with open(handle, "w", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    print(f"juice-sim {command}: internal error: {text}; please report it with {path}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +164,20 @@ def test_httpx_475_own_certificate_is_refused_unless_its_ca_is_given(launch, tmp
     launch("agent", "--controller", line["url"], "--pool", "p", "--ca-file", str(certificate))
     with Client(line["url"], ca_file=str(certificate)) as client:
         assert len(client.agents()) == 1
+
+
+def test_our_own_mistakes_are_one_line_with_the_traceback_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from juice_sim.cli import doctor, main
+
+    def broken(args: object) -> int:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(doctor, "run", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main.main(["doctor"]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("juice-sim doctor: internal error: KeyError: 'planted'; please report it with ")
+    assert line.count("\n") == 1
+    assert 'raise KeyError("planted")' in Path(line.split()[-1]).read_text()
