@@ -111,7 +111,7 @@ class Client:
                 failure = ApiError(f"{method} {path}: no answer from {self.url} ({_reason(error)}); is it running?")
                 pause = self._pause_s * 2**attempt * random.uniform(0.5, 1.5)
             else:
-                if response.ok:
+                if 200 <= response.status_code < 300:  # `ok` would take a redirect for a success
                     return response
                 failure = _error_of(method, path, response)
                 if response.status_code not in RETRIED:
