@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,6 +20,17 @@ FILES = (LIBRARY, "libcuda.so.1", "libcuda.so", "nvidia-smi")
 """What lies in the folder afterwards, besides `juice`."""
 
 BUILD_TIMEOUT_S = 120
+
+# Found wherever it is called from, also when this package is a checkout that is not installed.
+_PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r}); "
+    "from juice_sim.cli_juice.main import main; sys.exit(main())"
+)
+_LAUNCHER = """#!/bin/sh
+JUICE_CLIENT_DIR=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+export JUICE_CLIENT_DIR
+exec {python} -c {program} "$@"
+"""
 
 
 class ClientBuildError(Exception):
@@ -39,6 +52,26 @@ def compiler() -> list[str]:
         "no C compiler: cc, gcc and clang are not on PATH; the client library is built on the spot; "
         "install one (Debian: apt install gcc libc6-dev make; RHEL: dnf install gcc make), or set CC"
     )
+
+
+def cached_client() -> Path:
+    """The library where it is kept, built now when it was not yet. Raises ClientBuildError."""
+    return _built() / LIBRARY
+
+
+def install_client(directory: Path) -> Path:
+    """A folder as plugstack.conf wants it: the library with what belongs to it, and the command `juice`, whose path is
+    returned. Raises ClientBuildError."""
+    build_client(directory)
+    command = directory / "juice"
+    part = directory / f".juice.{os.getpid()}"
+    try:
+        part.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m juice_sim.cli_juice.main "$@"\n')
+        part.chmod(0o755)
+        part.replace(command)
+    except OSError as error:
+        raise ClientBuildError(f"cannot write to {command}: {error.strerror}") from None
+    return command
 
 
 def build_client(target: Path) -> Path:
@@ -127,8 +160,9 @@ def _make(command: list[str], directory: Path) -> None:
         raise ClientBuildError(f"the client library was not built within {BUILD_TIMEOUT_S} s") from None
     if result.returncode != 0:
         said = [line for line in result.stderr.splitlines() if "error" in line.lower()] or result.stderr.splitlines()
+        reason = said[0].strip() if said else "no reason given"
         raise ClientBuildError(
-            f"the client library cannot be built with {' '.join(command)}: {said[0].strip() if said else 'no reason given'}; "
+            f"the client library cannot be built with {' '.join(command)}: {reason}; "
             "a C compiler with the C library's headers is needed (Debian: apt install gcc libc6-dev make)"
         )
     shutil.rmtree(directory / "objects", ignore_errors=True)

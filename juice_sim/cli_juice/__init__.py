@@ -1,0 +1,1 @@
+"""`juice`: the stand-in for the command of Juice's client."""
