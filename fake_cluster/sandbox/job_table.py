@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from ..slurm.hook_environment import host_list
@@ -104,7 +104,7 @@ def shown_id(job: Job, waiting_tasks: Sequence[int] = ()) -> str:
 def _value(job: Job, letter: str, waiting: Sequence[int]) -> str:
     nodes = host_list(job.nodes) if job.nodes and job.state is not JobState.PENDING else ""
     reason = job.reason or "None"
-    values = {
+    values: dict[str, Callable[[], str]] = {
         "i": lambda: shown_id(job, waiting),
         "A": lambda: str(job.job_id),
         "F": lambda: str(job.array_job_id if job.array_job_id is not None else job.job_id),

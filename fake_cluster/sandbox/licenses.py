@@ -1,4 +1,4 @@
-"""Licenses in a sandbox with a real Slurm: declared from the start, kept at what is free, given out by job_submit.lua."""
+"""Licenses of a sandbox with a real Slurm: declared, kept at what is free, given to jobs by job_submit.lua."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "shell",
         help="a shell in the sandbox",
-        description="Open a shell in which srun, sbatch, squeue, scancel, sinfo and scontrol reach the sandbox's Slurm. "
+        description="Open a shell in which srun, sbatch, squeue, scancel, sinfo and scontrol reach its Slurm. "
         "When standard input is no terminal, the commands on it are run, and the exit code is that of the last one.",
     )
     parser.add_argument("--name", default=None, help="name of the sandbox (default: the only one, or `default`)")

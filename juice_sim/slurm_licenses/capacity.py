@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..wire_types import Agent, Pool, SessionDetails
+from ..wire_types import Agent, Pool
 from .names import GIB, PoolShape, license_names
 
 LENIENCE = 0.93  # a slice may be granted down to 93 % of what was asked
-ON_AN_AGENT = ("assigned", "active", "canceling")
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,16 @@ def free(shape: PoolShape, agents: Iterable[Agent]) -> dict[str, int]:
     return counts
 
 
-def jobs_with_sessions(sessions: Iterable[SessionDetails], cluster: str) -> set[int]:
-    """Ids of the cluster's jobs that have a session on an agent. The hooks name sessions `cluster/job/restarts`."""
+def jobs_with_sessions(agents: Iterable[Agent], names: Mapping[str, str], cluster: str) -> set[int]:
+    """Ids of the cluster's jobs that have a session on an agent. `names` maps a session's id to the name that the hooks
+    gave it, `cluster/job/restarts`. From the same answer as `free`, or a session that closes in between would count in
+    neither."""
     found = set()
-    for session in sessions:
-        where, _, rest = session.name.rpartition("/")[0].rpartition("/")
-        if session.state in ON_AN_AGENT and where == cluster and rest.isdigit():
-            found.add(int(rest))
+    for agent in agents:
+        for session in agent.sessions:
+            where, _, job = names.get(session.id, "").rpartition("/")[0].rpartition("/")
+            if where == cluster and job.isdigit():
+                found.add(int(job))
     return found
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..client import ApiError, Client
+from ..wire_types import Agent
 from .capacity import HeldJob, jobs_with_sessions, shapes, targets
 from .names import PoolShape, table_text
 from .slurm_commands import SlurmCommands, SlurmFailed
@@ -69,6 +70,7 @@ class LicenseSync:
         self._checked_at = 0.0
         self._recent: dict[int, tuple[float, HeldJob]] = {}
         self._missing: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}
 
     def once(self) -> Synced:
         """Raises ApiError, SlurmFailed, OSError (the table)."""
@@ -76,13 +78,18 @@ class LicenseSync:
             self._cluster = self._slurm.cluster()
         # The controller first: a job that gets its session between the two questions then counts as one that asks.
         agents = self._client.agents(everything=True, sessions=True)
-        sessions = self._client.sessions()
         self._shapes = shapes(self._client.pools(), agents, self._shapes)
-        holders = self._slurm.holders()
-        totals = targets(
-            self._shapes.values(), agents, self._served(holders, jobs_with_sessions(sessions, self._cluster))
-        )
-        return self._tell(totals)
+        with_session = jobs_with_sessions(agents, self._names_of(agents), self._cluster)
+        served = self._served(self._slurm.holders(), with_session)
+        return self._tell(targets(self._shapes.values(), agents, served))
+
+    def _names_of(self, agents: Iterable[Agent]) -> Mapping[str, str]:
+        """Session id -> name, for the sessions on the agents. One that has closed since stays unnamed."""
+        here = {session.id for agent in agents for session in agent.sessions}
+        if not here <= self._names.keys():
+            self._names.update((session.id, session.name) for session in self._client.sessions())
+        self._names = {session_id: name for session_id, name in self._names.items() if session_id in here}
+        return self._names
 
     def _served(self, holders: list[HeldJob], with_session: set[int]) -> list[HeldJob]:
         """The holders that have their session, and those that have ended a moment ago and still have it."""
