@@ -19,6 +19,7 @@ from . import wire_types as w
 from .core import model
 from .core.commands import RegisterAgent, SessionReport, UpdateAgent
 from .core.errors import Kind, Refused
+from .wire_errors import not_acceptable, not_json
 
 MAX_BODY = 1 << 20
 MAX_DEPTH = 64
@@ -27,7 +28,6 @@ T = TypeVar("T")
 
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_MSGSPEC_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
@@ -46,7 +46,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     except RecursionError:
         raise Refused(Kind.INVALID, "the body is nested too deeply", accepted=f"at most {MAX_DEPTH} levels") from None
     except ValueError as error:
-        raise Refused(Kind.INVALID, f"the body is not JSON: {error}", accepted="a JSON object") from None
+        raise not_json(text, error) from None
     if "\\u" in text or "\\U" in text:
         _refuse_half_surrogates(value)
     if value is None:
@@ -54,7 +54,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _invalid(error, value) from None
+        raise not_acceptable(error, value, kind) from None
 
 
 def _depth_exceeds(body: bytes, limit: int) -> bool:
@@ -90,32 +90,6 @@ def _refuse_half_surrogates(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise Refused(Kind.INVALID, "a string holds half a surrogate pair", accepted="Unicode text") from None
-
-
-def _invalid(error: msgspec.ValidationError, value: Any) -> Refused:
-    match = _MSGSPEC_PATH.match(str(error))
-    reason, path = (match["reason"], match["path"] or "") if match else (str(error), "")
-    field = path.removeprefix("$").removeprefix(".")
-    given = _at(value, field)
-    reason = reason.replace("`", "")
-    return Refused(Kind.INVALID, reason, field=field, value=given, accepted=_accepted(reason))
-
-
-def _at(value: Any, path: str) -> Any:
-    """The value that the path names, when it is a scalar; None when it is not, or the path is not to be followed."""
-    for step in re.findall(r"[^.\[\]]+", path):
-        if isinstance(value, dict) and step in value:
-            value = value[step]
-        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
-            value = value[int(step)]
-        else:
-            return None
-    return value if isinstance(value, (str, int, float, bool)) else None
-
-
-def _accepted(reason: str) -> str:
-    match = re.match(r"Expected (.*?)(?:, got .*)?$", reason)
-    return match[1] if match else "see /openapi.json"
 
 
 def iso(at: float | None) -> str | None:

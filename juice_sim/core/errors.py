@@ -25,6 +25,8 @@ class Refused(Exception):
     """
 
     def __init__(self, kind: Kind, reason: str, *, field: str = "", value: Any = None, accepted: str = "") -> None:
+        if isinstance(value, Enum):
+            value = value.value  # callers know the word on the wire, not our name for it
         self.kind = kind
         self.reason = reason
         self.field = field

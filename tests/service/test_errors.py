@@ -62,6 +62,67 @@ def test_bad_session_request(admin, agent, name):
     assert state_of(admin) == before
 
 
+NAMED = {
+    "value of a label": ({"matchLabels": {"a": "x", "b": 1, "c": "y"}}, "matchLabels.b", 1, "str"),
+    "name of a label": ({"matchLabels": {"a": "x", "n" * 257: "y"}}, "matchLabels", "n" * 200, "str of length <= 256"),
+    "one of many GPUs": ({"gpus": [{}, {}, {"pciBus": 7}]}, "gpus[2].pciBus", 7, "str"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_very_member_is_named(admin, name):
+    body, field, value, accepted = NAMED[name]
+    found = problem(admin("POST", "/v1/request/session", {"gpus": [{}], **body}), 400, "invalid")
+    assert (found["field"], found["value"], found["accepted"]) == (field, value, accepted)
+
+
+def test_one_of_many_sessions_in_a_report_is_named_with_the_states_that_there_are(admin, agent):
+    sessions = {str(number): {"state": "active"} for number in range(1000)}
+    sessions["777"] = {"state": "active", "connections": {"a": {"pid": 1}, "b": {"pid": -1}}}
+    found = problem(admin("PUT", f"/v1/agent/{agent.id}", {"id": agent.id, "sessions": sessions}), 400)
+    assert (found["field"], found["value"]) == ("sessions.777.connections.b.pid", -1)
+    sessions["777"] = {"state": "dancing"}
+    found = problem(admin("PUT", f"/v1/agent/{agent.id}", {"id": agent.id, "sessions": sessions}), 400)
+    assert (found["field"], found["value"]) == ("sessions.777.state", "dancing")
+    assert found["accepted"] == "active, assigned, canceling, closed, queued"
+
+
+def test_a_state_that_no_agent_reports_is_told_in_the_word_of_the_wire(admin, agent):
+    found = problem(admin("PUT", f"/v1/agent/{agent.id}", {"id": agent.id, "state": "missing"}), 400)
+    assert (found["field"], found["value"]) == ("state", "missing")
+    assert "got 'missing'" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "field", "value"),
+    [
+        (b'{"gpus":[{},{"vramRequired":NaN}]}', "gpus[1].vramRequired", "NaN"),
+        (b'{"gpus":[{}],"sessionTimeout":-Infinity}', "sessionTimeout", "-Infinity"),
+    ],
+)
+def test_what_is_no_number_is_named(admin, raw, field, value):
+    found = problem(admin("POST", "/v1/request/session", data=raw), 400, "invalid")
+    assert (found["field"], found["value"]) == (field, value)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field", "accepted"),
+    [
+        ("PUT", "/v1/pool", {}, "name", "see /openapi.json"),
+        (
+            "POST",
+            "/v1/m2m",
+            {"permissions": [{"poolId": "x"}]},
+            "permissions[0].permission",
+            "admin, create_session, register_agent",
+        ),
+    ],
+)
+def test_a_missing_member_is_named(admin, method, path, body, field, accepted):
+    found = problem(admin(method, path, body), 400, "invalid")
+    assert (found["field"], found["value"], found["accepted"]) == (field, None, accepted)
+
+
 def test_session_in_an_unknown_pool_is_404(admin):
     found = problem(admin("POST", "/v1/request/session", {"poolId": SOMEWHERE, "gpus": [{}]}), 404, "not_found")
     assert (found["field"], found["value"]) == ("poolId", SOMEWHERE)
