@@ -165,7 +165,9 @@ class AgentHost:
             else:
                 done(answer)
 
-        self._call = self._network.call(self.name, self._controller, deliver, ended, timeout)
+        call = self._network.call(self.name, self._controller, deliver, ended, timeout)
+        if call.open:
+            self._call = call
 
     def _failed(self, failure: core.RequestFailed) -> None:
         self._record, self._waiting = None, False

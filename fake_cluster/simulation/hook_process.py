@@ -70,11 +70,12 @@ class Host:
         label: str,
         generator: Generator[Any, Any, int],
         ended: Callable[[HookProcess, int, int], None],
-        logged: Callable[[HookProcess, bool, str], None],
+        about: tuple[str, int, int, int],
     ) -> HookProcess:
-        """Start a hook. `ended(process, exit code, signal)` unless it is killed by `kill(quietly=True)`."""
+        """Start a hook. `ended(process, exit code, signal)` unless it is killed by `kill(quietly=True)`. `about`: which hook,
+        job id, restart count, incarnation."""
         self._next_pid += 1
-        process = HookProcess(self, self._next_pid, label, generator, ended, logged)
+        process = HookProcess(self, self._next_pid, label, generator, ended, about)
         self.processes[process.pid] = process
         if self.kernel.chance(self.chances.hook_killed):
             process.killed_at = self.kernel.random.choice((self.kernel.random.randint(0, 12), self.kernel.random.randint(0, 70)))
@@ -104,21 +105,20 @@ class HookProcess:
         label: str,
         generator: Generator[Any, Any, int],
         ended: Callable[[HookProcess, int, int], None],
-        logged: Callable[[HookProcess, bool, str], None],
+        about: tuple[str, int, int, int],
     ) -> None:
         self.host = host
         self.pid = pid
         self.label = label
         self.generator = generator
         self.ended = ended
-        self.logged = logged
         self.alive = True
         self.started = host.kernel.now
         self.steps = 0
         self.killed_at = -1
         self.stops_at = -1
         self.fault: Exception | None = None
-        self.about: tuple[str, int, int, int] = ("", 0, 0, 0)  # hook, job id, restart count, incarnation
+        self.about = about
         self.said: list[str] = []
         self._connected = 0  # the controller's life in which the connection was made
         self._call: Call | None = None
@@ -149,7 +149,7 @@ class HookProcess:
                 return
             except Exception as error:  # a fault in the hook: what main() turns into one line and exit 1
                 self.fault = error
-                self.logged(self, True, f"exit 1, a fault in juice_hook.py: {error!r}")
+                self.said.append(f"exit 1, a fault in juice_hook.py: {error!r}")
                 self._exit(1, 0)
                 return
             if not self._may_go_on():
@@ -243,7 +243,7 @@ class HookProcess:
     def _do_log(self, is_error: bool, text: str) -> None:
         if self.host.kernel.tracing:
             self.host.kernel.tell(self.label, ("ERROR " if is_error else "") + text)
-        self.logged(self, is_error, text)
+        self.said.append(text)
 
     def _do_read_file(self, name: str) -> Any:
         return self._result(self.host.disk.read(name))
@@ -353,7 +353,27 @@ class HookProcess:
         return sealed
 
     def _do_request(self, method: str, path: str, body: str | None, key: str | None, timeout: float) -> Any:
+        if self.host.instant:
+            return self._ask_at_once(method, path, body, key)
         self._send(method, path, body, key, timeout, self._connected == self.host.controller.life)
+        return LATER
+
+    def _ask_at_once(self, method: str, path: str, body: str | None, key: str | None) -> Any:
+        """A request whose way takes no time; its answer may, when it waits at the controller for a change."""
+        reply_type = self.host.hook.Reply
+        box: list[Any] = []
+        waits = False
+
+        def respond(answered: Any) -> None:
+            if waits:
+                self.go(reply_type(*answered))
+            else:
+                box.append(answered)
+
+        answer(self.host.controller, method, path, body, key, self.host.token, respond)
+        if box:
+            return reply_type(*box[0])
+        waits = True
         return LATER
 
     def _send(self, method: str, path: str, body: str | None, key: str | None, timeout: float, reused: bool) -> None:

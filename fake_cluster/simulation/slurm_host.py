@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..slurm import rules_state
-from ..slurm.interface import JobState
 from ..slurm.rules import SlurmRules
 from ..slurm.rules_jobs import (
     Changed,
@@ -281,6 +280,8 @@ class SlurmHost:
             job.signal, job.final,
         )  # fmt: skip
         self._record.jobs.append(change)
+        if self._forget_ended and job.state.ended:
+            self._ended_jobs.append(job_id)
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
@@ -310,17 +311,13 @@ class SlurmHost:
             return
         job = hook.Job(environment, self._hook_settings)
         generator = (hook.prolog if kind == "prolog" else hook.epilog)(job, self._hook_settings)
-        process = self._host.spawn(label, generator, ended, self._logged)
-        process.about = (kind, start.job_id, restarts, incarnation)
+        process = self._host.spawn(label, generator, ended, (kind, start.job_id, restarts, incarnation))
         if process.alive:
             self._runs[start.run_id] = process
 
     def _hook_over(self, life: int, run_id: int, code: int, signal: int) -> None:
         if life == self._life and self.rules.up:
             self._carry_out(self.rules.hook_ended(self._kernel.now, run_id, code, signal))
-
-    def _logged(self, process: HookProcess, is_error: bool, text: str) -> None:
-        process.said.append(text)
 
     def _note_end(self, process: HookProcess, code: int, signal: int) -> None:
         kind, job_id, restarts, incarnation = process.about
@@ -391,5 +388,7 @@ class SlurmHost:
         """Whether every job that slurmctld knows has ended."""
         return all(job.state.ended for job in self.rules.jobs.values())
 
-    def state_of(self, job_id: int) -> JobState:
-        return self.rules.jobs[job_id].state
+    @property
+    def busy(self) -> bool:
+        """Whether a step runs, or something is due at slurmctld."""
+        return bool(self._steps) or self.rules.next_timer() is not None

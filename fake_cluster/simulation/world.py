@@ -187,8 +187,7 @@ class World:
         hook = self.host.hook
         queue = hook.parse_queue(text) if text is not None else None
         generator = hook.reconcile(self.hook_settings, queue)
-        process = self.host.spawn("reconcile", generator, self._reconcile_ended, lambda *_: None)
-        process.about = ("reconcile", 0, 0, 0)
+        process = self.host.spawn("reconcile", generator, self._reconcile_ended, ("reconcile", 0, 0, 0))
         self._reconcile = process
 
     def _reconcile_ended(self, process: HookProcess, code: int, signal: int) -> None:
