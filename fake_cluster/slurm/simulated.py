@@ -131,7 +131,7 @@ class SimulatedSlurm(Slurm):
             for path in (self.directory, self.directory / "spool"):
                 path.chmod(0o711)
         self._log_path = self.directory / "log" / "slurmctld.log"
-        self._log_file = open(self._log_path, "a", encoding="utf-8")  # noqa: SIM115 closed in stop
+        self._log_file = open(self._log_path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 closed in stop
         self._state_path = self.directory / "state" / "job_state"
         self._config = self._make_config()
         self._rules = SlurmRules(self._config, self._random.random)
