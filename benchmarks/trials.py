@@ -90,6 +90,7 @@ class Trials:
         self.beats_file = site.work_dir / f"beats-{name.replace(' ', '-')}"
         self.script = BEATS.format(beats=self.beats_file)
         self.names: dict[str, int] = {}
+        self.cancelled: dict[int, float] = {}  # job id -> when; from then on it may lose its session
         self._log_start = len(site.slurm.log())
         self._begun = 0
 
@@ -146,7 +147,7 @@ class Trials:
         while (hit := self.hits()) < self.count and self.figures.interruptions < 6 * self.count:
             job = self.submit()
             self.moment(LONGEST_S)
-            self.site.slurm.scancel(job)
+            self._cancel(job)
             self.figures.interruptions += 1
             if hit % 10 == 0:
                 self._timer()
@@ -184,6 +185,10 @@ class Trials:
         done = self.site.shell(f"scontrol {verb} {' '.join(map(str, jobs))}")
         if done.returncode != 0:
             self.figures.saw(f"scontrol {verb} refused: {done.stdout.strip().splitlines()[-1]}")
+
+    def _cancel(self, job_id: int) -> None:
+        self.cancelled.setdefault(job_id, time.time())
+        self.site.slurm.scancel(job_id)
 
     @contextlib.contextmanager
     def _slurmctld_down(self) -> Iterator[None]:
@@ -253,7 +258,7 @@ class Trials:
                         "job held: its launch failed" if stuck else "job cancelled: it did not end by itself"
                     )
                     with contextlib.suppress(CommandFailed):  # it has just ended
-                        self.site.slurm.scancel(job.job_id)
+                        self._cancel(job.job_id)
             time.sleep(0.5)
         wait_until(lambda: not self._hooks_run(), 30.0)
         known = {job.name for job in self.site.slurm.jobs()}
@@ -280,12 +285,18 @@ class Trials:
         self.figures.without_session = list(self._uncovered())
 
     def _uncovered(self) -> Iterator[str]:
-        """Beats of jobs at which the job's session was not active, by the controller's own list."""
+        """Beats of jobs at which the job's session was not active, by the controller's own list.
+
+        The epilog of a job that is cancelled starts at once, while the job's processes still get KillWait seconds to
+        end. What they do without the session then is their affair.
+        """
         with self.site.client() as client:
             sessions = {session.id: session for session in client.sessions(everything=True)}
         for line in self.beats_file.read_text().splitlines() if self.beats_file.exists() else ():
             at, job, restart, *session_id = line.split()
             self.figures.beats += 1
+            if float(at) >= self.cancelled.get(int(job), float("inf")):
+                continue
             session = sessions.get(session_id[0]) if session_id else None
             if session is None:
                 yield f"job {job} start {restart}: no session"
