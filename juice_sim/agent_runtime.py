@@ -38,7 +38,7 @@ REQUEST_TIMEOUT_S = 15.0
 NUDGE_EVERY_S = 0.25
 NEWS_WAIT_S = 1.0
 METRICS_EVERY_S = 5.0
-METRICS_AGAIN_S = 1.0
+METRICS_AGAIN_S = 0.5
 STOP_S = 5.0
 
 
@@ -84,6 +84,7 @@ class Agent:
         self._failed = False
         self._waiting = False
         self._metrics_at = 0.0
+        self._measuring: asyncio.TimerHandle | None = None
         self._numbers = 0
         self._complaint = ""
         self._random = random.Random()
@@ -132,6 +133,8 @@ class Agent:
 
     async def abandon(self) -> None:
         """Stop at once, as a crash would: nobody is told, connections break."""
+        if self._measuring is not None:
+            self._measuring.cancel()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, AgentFailed):
@@ -172,9 +175,14 @@ class Agent:
 
     def vram_changed(self) -> None:
         """A process has taken or given back VRAM: measure anew, but not for each of its calls."""
-        if time.monotonic() - self._metrics_at >= METRICS_AGAIN_S:
-            self._metrics_at = 0.0
-            self._announce()
+        if self._measuring is None:
+            wait = max(0.0, METRICS_AGAIN_S - (time.monotonic() - self._metrics_at))
+            self._measuring = asyncio.get_running_loop().call_later(wait, self._measure_anew)
+
+    def _measure_anew(self) -> None:
+        self._measuring = None
+        self._metrics_at = 0.0
+        self._announce()
 
     # -- the rhythm ---------------------------------------------------------------------------------------------------
 

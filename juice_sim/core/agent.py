@@ -33,6 +33,7 @@ POLL_S = 1.0
 LONGEST_POLL_S = 8.0  # well below the 30 s of silence after which an agent is missing
 FORGOTTEN = 2**62  # revision up to which nothing of a session needs to be told any more
 LONGEST_NAME = 255
+KEPT_ENDED = 64  # ended processes per session that are kept once the controller knows of them: a job may have thousands
 KILLED = -1  # exit code of a process that was killed because its session ended
 
 
@@ -259,7 +260,7 @@ class AgentCore:
         self._told_state: AgentState | None = None
         self._reported_state = AgentState.ACTIVE
         self._under_way: str = ""  # "", "register", "fetch" or "report"
-        self._in_report: dict[str, int] = {}  # session id -> revision
+        self._in_report: dict[str, tuple[int, dict[str, Connection]]] = {}  # session id -> (revision, connections)
         self._failures = 0
 
     def handle(self, happening: Happening) -> list[Instruction]:
@@ -361,8 +362,8 @@ class AgentCore:
     def _report(self) -> list[Instruction]:
         self._under_way = "report"
         news = {s.id: s for s in self.sessions.values() if s.revision > s.told}
-        self._in_report = {session.id: session.revision for session in news.values()}
         reports = {sid: SessionReport(session.state, dict(session.connections)) for sid, session in news.items()}
+        self._in_report = {sid: (news[sid].revision, report.connections) for sid, report in reports.items()}
         stopped = self.phase is Phase.STOPPING and not any(session.running for session in self.sessions.values())
         state = AgentState.CLOSED if stopped else self._state
         self._reported_state = state
@@ -375,11 +376,14 @@ class AgentCore:
 
     def _told(self) -> None:
         self._told_state = self._reported_state
-        for session_id, revision in self._in_report.items():
+        for session_id, (revision, connections) in self._in_report.items():
             session = self.sessions.get(session_id)
             if session is None:
                 continue
             session.told = max(session.told, revision)
+            ended = [cid for cid, connection in connections.items() if connection.exit_code is not None]
+            for connection_id in ended[:-KEPT_ENDED]:
+                session.connections.pop(connection_id, None)
             if session.state is SessionState.CLOSED and session.told == session.revision:
                 del self.sessions[session_id]
         self._in_report = {}

@@ -19,6 +19,7 @@ from .settings import STRICT_FIFO, Settings
 from .waiting import Pairs, Shape, ViewKey, Waiting, pairs
 
 Profile = tuple[str, Pairs, Pairs, tuple[tuple[int, str], ...]]  # pool, labels, taints, GPUs
+KEPT_CONNECTIONS = 256  # per session
 VIEWS_PER_POOL = 32  # an index per kind of selector; beyond this the one unused for longest is dropped
 
 
@@ -293,7 +294,12 @@ class State:
         self.forget_sessions.set(session.id, event.at + self.settings.history_s)
 
     def _connection_changed(self, event: ev.ConnectionChanged) -> None:
-        self.sessions[event.session_id].connections[event.connection.id] = event.connection
+        connections = self.sessions[event.session_id].connections
+        connections[event.connection.id] = event.connection
+        if len(connections) > KEPT_CONNECTIONS:  # a job may start thousands of processes; the latest are shown
+            ended = next((cid for cid, connection in connections.items() if connection.exit_code is not None), None)
+            if ended is not None:
+                del connections[ended]
 
     def _history_purged(self, event: ev.HistoryPurged) -> None:
         for session_id in event.session_ids:

@@ -348,3 +348,49 @@ def test_agents_and_controller_agree_whatever_gets_lost(world: World, seed: int)
     assert all(core.phase is ag.Phase.SERVING for core in cores)
     for agent in world.controller.agents():
         assert set(world.controller.gpu_use(agent.id).values()) == {(0, 0)}
+
+
+def in_session(*gpus: tuple[int, int], processes: tuple[str, ...] = ()) -> ag.AgentCore:
+    """An agent with an active session `s` and processes in it."""
+    core = serving()
+    core.handle(ag.PollDue())
+    core.handle(ag.RecordRead({"s": ag.RecordedSession(ASSIGNED, gpus)}))
+    core.handle(ag.ReportAccepted())
+    for name in processes:
+        assert core.handle(ag.Connected("s", Connection(name, 1, "sh"))) == []
+    return core
+
+
+def test_ended_processes_are_forgotten_once_they_are_told_but_for_the_latest() -> None:
+    core = in_session((0, 100), processes=tuple(f"c{number}" for number in range(200)))
+    for number in range(200):
+        core.handle(ag.ProcessEnded("s", f"c{number}", 0))
+    core.handle(ag.Connected("s", Connection("runs", 7, "python")))
+    core.handle(ag.PollDue())
+    (report,) = core.handle(ag.RecordRead({"s": ag.RecordedSession(SessionState.ACTIVE, ((0, 100),))}))
+    assert isinstance(report, ag.SendReport)
+    assert len(report.command.sessions["s"].connections) == 201  # nothing is dropped that was not told
+    core.handle(ag.ReportAccepted())
+    latest = [f"c{number}" for number in range(200 - ag.KEPT_ENDED, 200)]
+    assert [*core.sessions["s"].connections] == [*latest, "runs"]
+
+
+def test_memory_is_accounted_for_per_gpu_and_per_session() -> None:
+    core = in_session((3, 40), (5, 60), processes=("c", "d"))
+    assert core.use_vram("s", "c", 40, 0) and not core.use_vram("s", "d", 1, 0)
+    assert core.use_vram("s", "d", 60, 1) and not core.use_vram("s", "c", 1, 1)
+    assert not core.use_vram("s", "c", 0, 2) and not core.use_vram("s", "c", 0, -2)
+    assert [core.sessions["s"].used_on(position) for position in (0, 1)] == [40, 60]
+    core.handle(ag.ProcessEnded("s", "d", 0))
+    assert core.vram_used() == {"s": 40} and core.use_vram("s", "c", 60, 1)
+
+
+def test_a_process_may_become_another_program() -> None:
+    core = in_session((0, 100), processes=("c",))
+    before = core.sessions["s"].revision
+    core.handle(ag.ProcessRenamed("s", "c", "sh"))
+    core.handle(ag.ProcessRenamed("s", "nobody", "x"))
+    assert core.sessions["s"].revision == before
+    core.handle(ag.ProcessRenamed("s", "c", "py\nthon"))
+    assert core.sessions["s"].connections["c"].process_name == "py?thon"
+    assert core.sessions["s"].revision == before + 1
