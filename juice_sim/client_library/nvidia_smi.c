@@ -210,7 +210,7 @@ static void print_table(void)
 			continue;
 		cut(name, sizeof name, gpu->name);
 		printf("|%4d  %-27s    On  |   %-16.16s Off |                    0 |\n", i, name, gpu->bus);
-		printf("| N/A  %3ldC    %s         %4ldW / %4ldW | %6ldMiB / %7ldMiB |    %3ld%%      Default |\n",
+		printf("| N/A  %3ldC    %s           %4ldW / %4ldW | %6ldMiB / %7ldMiB |    %3ld%%      Default |\n",
 		       (long)gpu->temperature, gpu->utilization > 0 ? "P0" : "P8", (long)(gpu->power / 1000),
 		       (long)(gpu->power_limit / 1000), (long)(gpu->used / MIB), (long)(gpu->total / MIB),
 		       (long)gpu->utilization);

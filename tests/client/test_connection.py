@@ -224,7 +224,7 @@ def test_a_single_threaded_program_stays_one_for_calls_that_ask_for_it(session):
     assert session.python(text).returncode == plain.returncode
 
 
-def test_a_main_thread_may_leave_before_the_others(session, wait_until, tmp_path):
+def test_a_main_thread_may_leave_before_the_others(session, tmp_path):
     (tmp_path / "p.c").write_text(
         "#include <pthread.h>\n#include <unistd.h>\nstatic void *work(void *x) { usleep(20000); return x; }\n"
         "int main(void) { pthread_t t; pthread_create(&t, 0, work, 0); pthread_exit(0); }\n"
@@ -233,8 +233,11 @@ def test_a_main_thread_may_leave_before_the_others(session, wait_until, tmp_path
     assert session.run(str(tmp_path / "p")).returncode == 0
 
 
-def test_a_program_that_closes_every_descriptor_goes_on(session, wait_until):
-    text = "import os; os.closerange(3, 4096); f = [os.open('/dev/null', os.O_WRONLY) for _ in range(300)]; os.write(f[-1], b'x')"
+def test_a_program_that_closes_every_descriptor_goes_on(session):
+    text = (
+        "import os; os.closerange(3, 4096)\n"
+        "f = [os.open('/dev/null', os.O_WRONLY) for _ in range(300)]; os.write(f[-1], b'x')"
+    )
     done = session.python(text)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -141,7 +141,8 @@ ids = []
 for d in (0, 1):
     u = (ctypes.c_ubyte * 16)(); assert cuda.cuDeviceGetUuid(u, d) == 0; ids.append(bytes(u).hex())
 print(*ids)
-a = context(0); print(alloc(total(0))[0], info()[1]); b = context(1); print(info()[1] == total(1), alloc(total(1) + 1)[0])
+a = context(0); print(alloc(total(0))[0], info()[1])
+b = context(1); print(info()[1] == total(1), alloc(total(1) + 1)[0])
 print(cuda.cuCtxDestroy_v2(b), cuda.cuCtxSetCurrent(a), info()[1])
 """
     words = python(session, text)
@@ -180,7 +181,7 @@ print(cuda.cuDeviceGetCount(ctypes.byref(n)), alloc(1)[0], cuda.cuInit(1))
 cuda.cuInit(0); print(cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(n), 1), cuda.cuDeviceGet(None, 0))
 print(alloc(1)[0], info()[0], cuda.cuCtxCreate_v2(ctypes.byref(c), 0, 3), cuda.cuCtxDestroy_v2(None))
 context(); print(alloc(0)[0], free(0), free(12345), cuda.cuMemAlloc_v2(None, S(1)), alloc(2**63)[0])
-print(cuda.cuDeviceGetAttribute(ctypes.byref(n), 75, 0), n.value, cuda.cuDeviceGetAttribute(ctypes.byref(n), 16, 0), n.value)
+for a in (75, 16): print(cuda.cuDeviceGetAttribute(ctypes.byref(n), a, 0), n.value)
 print(cuda.cuDriverGetVersion(ctypes.byref(n)), n.value)
 """
     assert [int(w) for w in python(session, text)] == [
