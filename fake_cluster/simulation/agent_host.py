@@ -26,7 +26,8 @@ REQUEST_TIMEOUT_S = 15.0
 
 
 class AgentHost:
-    """One agent. `kill_program(session id, connection id)` is called when a program's connection is ended from here."""
+    """One agent. `kill_program(session id, connection id)` is called when a program's connection is ended from here.
+    `pace_s` seconds pass before it does what there is to do, so that what happens together is told together."""
 
     def __init__(
         self,
@@ -39,7 +40,9 @@ class AgentHost:
         waits: bool,
         kill_program: Callable[[AgentHost, str, str], None],
         longest_wait_s: float = LONGEST_WAIT_S,
+        pace_s: float = 0.0,
     ) -> None:
+        self._pace_s = pace_s
         self._kernel = kernel
         self._network = network
         self._controller = controller
@@ -198,7 +201,7 @@ class AgentHost:
 
     def _fetch(self) -> None:
         record, self._record = self._record, None
-        if record is not None:
+        if record is not None and not self._pace_s:
             self._read(record)
             return
         agent_id = self.core.agent_id
@@ -244,7 +247,7 @@ class AgentHost:
             self._carry_out(self.core.handle(core.ReportAccepted()))
             if wait:
                 self._record, self._seen = answer
-                self._poll_in(0.0)
+                self._poll_in(self._pace_s)
             else:
                 self._poll_in(0.0 if self.core.has_news else self.core.next_poll_s)
 
@@ -254,8 +257,8 @@ class AgentHost:
         """There is news for the controller: end the report that waits there, as any later request of the agent does."""
         if self._waiting:
             if self._nudge is None:
-                self._nudge = self._kernel.after(0.0, self._send_nudge, self.life)
-        elif self._timer is not None:
+                self._nudge = self._kernel.after(self._pace_s, self._send_nudge, self.life)
+        elif self._timer is not None and not self._pace_s:
             self._poll_in(0.0)
 
     def _send_nudge(self, life: int) -> None:

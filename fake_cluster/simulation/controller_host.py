@@ -78,6 +78,7 @@ class ControllerHost:
         self._tick: Timer | None = None
         self.secret = ""
         self.token_id = ""
+        self._digests: dict[str, str] = {}
 
     def new_id(self) -> str:
         return str(uuid.UUID(int=self._kernel.random.getrandbits(128), version=4))
@@ -264,7 +265,10 @@ class ControllerHost:
 
     def authenticate(self, secret: str) -> Principal:
         """Whose token this is. Raises Refused."""
-        return self.controller.authenticate(hashlib.sha256(secret.encode()).hexdigest(), self.clock())
+        digest = self._digests.get(secret)
+        if digest is None:
+            digest = self._digests[secret] = hashlib.sha256(secret.encode()).hexdigest()
+        return self.controller.authenticate(digest, self.clock())
 
     # -- crash --------------------------------------------------------------------------------------------------------
 

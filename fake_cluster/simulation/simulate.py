@@ -7,6 +7,7 @@ as it comes (one row per job); what stays in memory is bounded by what runs and 
 from __future__ import annotations
 
 import csv
+import gc
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,6 +48,7 @@ from .world import AGENT_USER, CLUSTER, HOOK_USER
 # these runs, so heartbeats only cost time.
 HEARTBEAT_S = 300.0
 MISSING_AFTER_S = 900.0
+PACE_S = 0.002  # an agent takes that long to turn to what there is to do
 USER = {"user_id": 1000, "user_name": "user", "group_id": 1000, "group_name": "user"}
 
 
@@ -274,7 +276,7 @@ class Simulation:
                 )
                 agent = AgentHost(
                     self.kernel, self.network, controller, number, template, AGENT_USER, True, self._kill_program,
-                    HEARTBEAT_S,
+                    HEARTBEAT_S, PACE_S,
                 )  # fmt: skip
                 agents.append(agent)
                 self.agents[template.address] = agent
@@ -320,6 +322,10 @@ class Simulation:
         began = time.process_time()
         self.set_up()
         kernel = self.kernel
+        # What is there now stays; the collector need not look at it again and again, nor as often as it does by default.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
         limit = self.load.time_limit
         while not self.done:
             kernel.run(kernel.now + 5.0)
