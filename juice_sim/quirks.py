@@ -14,6 +14,7 @@ QUIRKS: Mapping[str, str] = {
     "lost-request": "a request that cannot be stored (unknown or malformed pool id, VRAM above 2^63-1) is answered 200 "
     "with a UUID that is unknown afterwards",
     "text-errors": "every error is 500 text/plain (only an id that differs from the path's is 400)",
+    "every-gpu": "a session reads as holding every GPU of its agent that one of its requirements would take",
     "slow-tick": "sessions are assigned once a second, at most 20, and 20 that cannot be served at the head of the "
     "queue stop it",
     "reopen-closed": "a closed session that is deleted again reads as canceling for ever",

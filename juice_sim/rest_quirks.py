@@ -14,6 +14,7 @@ from aiohttp import web
 from . import wire_types as w
 from .core.commands import RequestSession
 from .core.errors import Refused
+from .core.model import Session
 from .core.permissions import Principal
 from .quirks import CLIENTS, READ_SIZE, TICK_S, TICK_SESSIONS
 from .rest_base import TEXT_HEADERS, Api, api_of, as_text
@@ -115,6 +116,18 @@ def queued_object(api: Api, session_id: str) -> w.Session:
     if "empty-queued" in api.quirks:
         return w.Session()
     return w.Session(id=session_id, state="queued", gpus=[], connections=[])
+
+
+def every_gpu(api: Api, session: Session) -> list[w.SessionGpu]:
+    """Quirk every-gpu: what the old code would have given. It asked for each GPU of the agent whether a requirement
+    fits, instead of for each requirement which GPU does. Only what is shown changes, not what is held."""
+    shown = []
+    for gpu in api.service.reader.agent(session.agent_id).gpus:
+        for wanted in session.requirements.gpus:
+            if wanted.vram_required <= gpu.vram and wanted.pci_bus in ("", gpu.pci_bus):
+                shown.append(w.SessionGpu(index=gpu.index, vram_required=wanted.vram_required))
+                break
+    return shown
 
 
 class SlowTick:

@@ -89,6 +89,8 @@ async def get(request: web.Request) -> web.Response:
     if session.state is SessionState.QUEUED and "empty-queued" in api.quirks:
         return as_json(w.Session())
     shown = wire.session_object(session)
+    if session.agent_id and "every-gpu" in api.quirks:
+        shown.gpus = rest_quirks.every_gpu(api, session)
     if session_id in api.reopened:
         shown.state = SessionState.CANCELING.value
     return as_json(shown)

@@ -47,9 +47,7 @@ def test_the_pool_may_be_given_by_its_id_or_by_the_sites_own_name(site_of, juice
 def test_no_capacity_now_is_an_exit_1_that_leaves_nothing(site_of, juice):
     site = site_of(juice, wait=1)
     assert site.prolog(job_id=1, GPU_COUNT="2") == 0
-    started = time.monotonic()
     assert site.prolog(job_id=2) == 1
-    assert time.monotonic() - started < 4
     assert [s["name"] for s in juice.settled()] == ["c1/1/0"]
     assert site.leftovers() == ["1.json", "1.session"]
     assert "no GPU became free in time" in site.log()
@@ -196,7 +194,8 @@ def test_against_the_open_source_controller(juice_of, site_of):
     juice = juice_of(quirks=OLD)
     site = site_of(url=juice.url, token=juice.server.admin_token, pools=f"test={juice.pool_id}", wait=15)
     assert site.prolog() == 0, site.log()
-    assert site.fields()["gpu_names"] == "A10  big"
+    # That controller gives every GPU that satisfies the one requirement.
+    assert (site.fields()["gpu_indexes"], site.fields()["gpu_names"]) == ("0,1", "A10  big,A10  big")
     assert site.epilog() == 0
     assert juice.settled() == []
     assert site.leftovers() == []
@@ -215,9 +214,14 @@ def test_the_open_source_controller_cannot_list_pools(juice_of, site_of):
 def test_the_open_source_controller_forgets_a_request_for_an_unknown_pool(juice_of, site_of):
     juice = juice_of(quirks=OLD)
     site = site_of(url=juice.url, token=juice.server.admin_token)
-    started = time.monotonic()
-    assert site.prolog(POOL="00000000-0000-0000-0000-000000000000") == 0
-    assert time.monotonic() - started < 4  # it does not go on asking
+    machine, asked = site.machine("prolog"), []
+    request = machine.request
+    machine.request = lambda *values: asked.append(values[:2]) or request(*values)
+    unknown = "00000000-0000-0000-0000-000000000000"
+    assert site.hook.run(site.hook.prolog(site.job(POOL=unknown), site.settings), machine) == 0
+    # It does not go on asking for a session that the controller does not have.
+    assert [method for method, _ in asked] == ["POST", "GET", "GET", "DELETE"]
+    assert asked[2] == ("GET", f"/v1/pool/{unknown}")
     assert "no pool" in site.fields()["reason"]
     assert site.epilog() == 0
     assert site.leftovers() == []
@@ -246,10 +250,14 @@ def test_requests_stay_below_4096_bytes(site_of, hook):
 def test_a_hanging_controller_is_left_in_time(site_of, juice):
     site = site_of(juice, wait=2)
     juice.faults({"method": "POST", "path": "/v1/request", "action": "hang"})
-    started = time.monotonic()
-    assert site.prolog(POOL=juice.pool_id) == 1
-    assert time.monotonic() - started < 8
+    machine, patience = site.machine("prolog"), []
+    request = machine.request
+    machine.sleep = patience.append
+    machine.request = lambda *values: patience.append(values[-1]) or request(*values)
+    assert site.hook.run(site.hook.prolog(site.job(POOL=juice.pool_id), site.settings), machine) == 1
     assert "ETIMEDOUT" in site.log()
+    # JUICE_WAIT and 2 s to clean up, each rounded up to the half second that a request always gets.
+    assert 2.0 <= sum(patience) <= 2 + 2 + 2 * 0.5
 
 
 def test_a_session_that_is_closed_while_the_prolog_waits_is_asked_for_again(site, juice, process):

@@ -143,6 +143,32 @@ def test_qiskit_133_the_token_is_in_no_argv_and_no_environment(site, juice, wait
             assert session.encode() not in content, path
 
 
+AUDITED = """#!/usr/bin/python3 -I
+import os, sys
+record = os.open({record!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+sys.addaudithook(lambda event, values: os.write(record, (event + "\\n").encode()) and None)
+code, sys.argv = sys.argv[4], ["-c", *sys.argv[5:]]
+exec(code)
+"""
+
+
+def test_the_hooks_start_no_program(site, juice, tmp_path):
+    """Slurm's documentation forbids scontrol, squeue and the like in these hooks; public reports tell of deadlocks."""
+    record, python = tmp_path / "events", tmp_path / "python3"
+    python.write_text(AUDITED.format(record=str(record)))
+    python.chmod(0o755)
+    site.install(python=python)
+    for name in WRAPPERS:
+        assert site.shell(name, env=site.environment()).returncode == 0, site.log()
+    site.token = "m2m-nonsense"
+    site.install(wait=1)
+    assert site.shell("juice-prolog.sh", env=site.environment(job_id=13)).returncode == 1
+    events = record.read_text().splitlines()
+    assert events.count("socket.connect") >= 3  # one per hook at least: they were watched
+    started = {"subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"}
+    assert started.isdisjoint(events)
+
+
 def test_a_config_with_a_token_that_others_can_read_is_refused(site, juice):
     config = site.hooks / "juice-config.sh"
     config.write_text(config.read_text() + f"JUICE_TOKEN={site.token}\n")

@@ -57,6 +57,22 @@ def test_lost_request(with_quirks, change):
     assert admin.ok("GET", f"/v1/session/{good}")["state"] == "queued"
 
 
+def test_every_gpu(with_quirks, agent_type):
+    admin, pool = with_quirks("every-gpu")
+    agent = agent_type(admin, pool, gpus=3)
+    agent.register()
+    session_id = admin.ok("POST", "/v1/request/session", {"poolId": pool, "gpus": [{"vramRequired": GIB}]})
+    shown = admin.ok("GET", f"/v1/session/{session_id}")
+    assert shown["gpus"] == [{"index": index, "vramRequired": GIB} for index in range(3)]
+    (held,) = agent.read()["sessions"]
+    assert held["gpus"] == [{"index": 0, "vramRequired": GIB}]  # the agent is told the truth, and nobody loses a GPU
+    waiting = admin.ok("POST", "/v1/request/session", {"poolId": pool, "gpus": [{}, {}, {}]})
+    assert admin.ok("GET", f"/v1/session/{waiting}")["gpus"] == []
+    bus = agent.read()["gpus"][1]["pciBus"]
+    one = admin.ok("POST", "/v1/request/session", {"poolId": pool, "gpus": [{"vramRequired": GIB, "pciBus": bus}]})
+    assert [gpu["index"] for gpu in admin.ok("GET", f"/v1/session/{one}")["gpus"]] == [1]
+
+
 def test_text_errors(with_quirks, agent_type):
     admin, pool = with_quirks("text-errors")
     for method, path, body in (
