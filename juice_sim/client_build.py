@@ -74,6 +74,11 @@ def install_client(directory: Path) -> Path:
     return command
 
 
+def has_client(directory: Path) -> bool:
+    """Whether the library lies in the folder, and is this one: a link of that name to something else is none."""
+    return (directory / LIBRARY).is_file() and (directory / "libcuda.so.1").exists()
+
+
 def build_client(target: Path) -> Path:
     """Build into `target` (made when missing), or copy what an earlier call has built; the library's path.
 

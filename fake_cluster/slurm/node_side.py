@@ -2,9 +2,11 @@
 
 The same rules and words as `spank-plugin/remote.c`. A job that asked for a pool, or that has a session file anyhow:
 wait (bounded) for the session file of this very start of the job, open it, and either fail the job with its reason
-(verdict `denied`, or no valid file) or set the environment, connect to the agent as Juice's client would, run the
-command, tell its exit code and disconnect. When the agent closes the connection first, the session is lost: the
-command's processes are killed. A job without a session just runs.
+(verdict `denied`, or no valid file) or set the environment and run the command. A job without a session just runs.
+
+The client library, when it is where LD_PRELOAD says, connects each process to the agent. Where it is not, this module
+does in its place: it connects, tells the command's exit code in the end, and kills the command's processes when the
+agent closes the connection.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from fake_cluster.slurm.runners import Runner, Running, Task
+from juice_sim.client_build import has_client
 from juice_sim.resources import hooks_dir
 
 _FAILED = 1
@@ -61,7 +64,7 @@ def hook_module() -> ModuleType:
 class NodeSettings:
     """What the plugin has from plugstack.conf and its own configuration. `session_wait_s` bounds the wait for the file.
 
-    `owners`: user ids that may own a session file. `juice_dir`: where libjuicejuda.so would be.
+    `owners`: user ids that may own a session file. `juice_dir`: where libjuicejuda.so is, or would be.
     """
 
     cluster_name: str
@@ -219,12 +222,13 @@ class NodeStep:
                 fields = self._session()
                 environment = session_environment(fields, self._settings.juice_dir, task.environment)
                 task = replace(task, environment=environment)
-                connection = AgentConnection(
-                    fields["address"],
-                    fields["session_id"],
-                    Path(task.argv[0]).name,
-                    self._settings.connect_timeout_s,
-                )
+                if not has_client(self._settings.juice_dir):
+                    connection = AgentConnection(
+                        fields["address"],
+                        fields["session_id"],
+                        Path(task.argv[0]).name,
+                        self._settings.connect_timeout_s,
+                    )
         except NodeRefusal as refusal:
             self._tell_error(f"juice: job {self._launch.job_id} gets no GPU session: {refusal}")
             return _FAILED, 0
