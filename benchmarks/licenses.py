@@ -1,4 +1,4 @@
-"""`python -m benchmarks.licenses [SCENARIO]`: the same load on the real private Slurm, without and with `licenses sync`.
+"""`python -m benchmarks.licenses [SCENARIO]`: one load on the real private Slurm, without and with `licenses sync`.
 
 Tells prologs per completed job, how many of them were in vain, and how long all took.
 """
@@ -63,24 +63,25 @@ def _load(sandbox: Sandbox, scenario: Scenario, licenses: bool, time_limit_s: fl
     slurm, world = sandbox.world.slurm, sandbox.world
     todo = submissions(scenario, scenario.seed)
     began = time.monotonic()
-    ids = []
+    submitted: dict[int, float] = {}  # slurmctld's own time of submission is that of the last requeue
     for one in todo:
         time.sleep(max(0.0, began + one.at - time.monotonic()))
         env = {"PATH": "/usr/bin:/bin", **one.env}
         options = ["--output=/dev/null", *one.options]
-        ids.append(slurm.sbatch(one.script, options, env=env, cwd=world.work_dir))
+        asked = time.time()
+        submitted[slurm.sbatch(one.script, options, env=env, cwd=world.work_dir)] = asked
     while True:
-        jobs = [job for job in slurm.jobs() if job.job_id in set(ids)]
+        jobs = [job for job in slurm.jobs() if job.job_id in submitted]
         if all(job.state.ended for job in jobs) or time.monotonic() - began > time_limit_s:
             break
         time.sleep(0.5)
     runs = [run for run in world.hook_runs() if run.hook == "prolog" and run.verdict != "nothing"]
     done = [job for job in jobs if job.state is JobState.COMPLETED]
-    first = min(job.submit_time or 0.0 for job in jobs)
-    waits = [(job.start_time or 0.0) - (job.submit_time or 0.0) for job in done]
+    first = min(submitted.values())
+    waits = [(job.start_time or 0.0) - submitted[job.job_id] for job in done]
     return Outcome(
         licenses=licenses,
-        jobs=len(ids),
+        jobs=len(submitted),
         completed=len(done),
         requeues=sum(job.restarts for job in jobs),
         prologs=len(runs),

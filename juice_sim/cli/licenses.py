@@ -18,8 +18,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "licenses",
         help="export free capacity as Slurm licenses",
-        description="Keep Slurm's licenses at what Juice has free, so that jobs wait in the queue (reason Licenses) and no "
-        "prolog is started in vain. Without --controller, a sandbox's controller and Slurm are taken.",
+        description="Keep Slurm's licenses at what Juice has free, so that jobs wait in the queue and "
+        "no prolog is started in vain. Without --controller, a sandbox's controller and Slurm are taken.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
