@@ -345,6 +345,25 @@ def test_srun_that_takes_too_long_is_ended(make_slurm: MakeSlurm) -> None:
         slurm.srun(["sleep", "600"], timeout_s=1.0)
 
 
+def test_a_failing_prolog_kills_salloc(make_slurm: MakeSlurm, tmp_path: Path) -> None:
+    """As it kills srun, which tests/slurm/ tests on every back end; the simulated one has no salloc."""
+    tmp_path.chmod(0o755)
+    slurm = make_slurm(nodes=1, prolog=hook(tmp_path / "prolog", "exit 1"))
+    done = subprocess.run(
+        [slurm.binaries["srun"].with_name("salloc"), "touch", tmp_path / "ran"],
+        env=slurm.user_environment(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "PrologSlurmctld failed, job killed" in done.stderr
+    assert not (tmp_path / "ran").exists()
+    eventually(lambda: [job.state for job in slurm.jobs()] == [JobState.CANCELLED], "the job is cancelled")
+
+
 def test_licenses_follow_reconfigure(make_slurm: MakeSlurm) -> None:
     slurm = make_slurm(nodes=1, licenses="juice_test:1")
     first = slurm.wait(
