@@ -7,8 +7,7 @@ so how a policy rounds is part of what it does. The definitions are those of the
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-
+from abc import ABC, abstractmethod
 import numpy as np
 
 from ..traces.openb import MILLI
@@ -21,20 +20,19 @@ MAX_GPU = 8 * MILLI
 BEST = 100
 
 
-class StudyPolicy:
-    """One policy with what it needs for one run. `constant`: its scores depend on nothing but fit."""
+class StudyPolicy(ABC):
+    """One policy with what it needs for one run."""
 
     name = ""
-    constant = False
 
     def __init__(self, cluster: Cluster, fragmentation: Fragmentation, source: random.Random) -> None:
         self.cluster = cluster
         self.fragmentation = fragmentation
         self.source = source
 
+    @abstractmethod
     def scores(self, shape: Shape, at: Ints) -> Ints:
         """The scores of the nodes `at`, all of which have room for the task."""
-        raise NotImplementedError(f"{type(self).__name__} gives no scores")
 
     def pick(self, scores: Ints) -> int:
         """The node to take, from the scores of all nodes (-1: no room). At least one has room."""
@@ -52,7 +50,6 @@ class FirstFit(StudyPolicy):
     """The first node with room, its first GPU with room."""
 
     name = "FirstFit"
-    constant = True
 
     def scores(self, shape: Shape, at: Ints) -> Ints:
         return np.zeros(len(at), dtype=np.int64)
@@ -65,7 +62,6 @@ class Random(StudyPolicy):
     """Any node with room; a part of a GPU on any GPU with room."""
 
     name = "Random"
-    constant = True
 
     def scores(self, shape: Shape, at: Ints) -> Ints:
         return np.zeros(len(at), dtype=np.int64)
@@ -193,8 +189,8 @@ def _gradient(before: Floats, after: Floats) -> Ints:
 
 
 PUBLISHED: tuple[type[StudyPolicy], ...] = (Random, DotProd, GpuClustering, GpuPacking, BestFit, FGD)
-POLICIES: dict[str, type[StudyPolicy]] = {policy.name: policy for policy in (*PUBLISHED, FirstFit)}
-Make = Callable[[Cluster, Fragmentation, random.Random], StudyPolicy]
+_ALL: tuple[type[StudyPolicy], ...] = (*PUBLISHED, FirstFit)
+POLICIES: dict[str, type[StudyPolicy]] = {policy.name: policy for policy in _ALL}
 
 
 def policies_named(text: str) -> list[str]:

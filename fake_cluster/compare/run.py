@@ -41,7 +41,7 @@ class Run:
     failed: dict[str, int] = field(default_factory=dict)
 
     def allocation(self, arrived: int) -> float:
-        """Percent of GPUs in use when the arrived tasks ask for `arrived` percent. KeyError when it never came to it."""
+        """Percent of GPUs in use when the arrived tasks ask for `arrived` percent. KeyError: it never came to it."""
         for point in self.points:
             if point.arrived == arrived:
                 return point.allocated
@@ -102,7 +102,8 @@ def _place_all(
     def close() -> None:
         if allocated:
             fragments = float(fragmentation.of(everywhere, cluster.cpu, cluster.gpu).sum())
-            points.append(Point(percent, sum(allocated) / len(allocated), 100 * fragments / capacity, waiting))
+            mean = round(sum(allocated) / len(allocated), 2)
+            points.append(Point(percent, mean, round(100 * fragments / capacity, 3), waiting))
 
     for shape in arrivals.tasks:
         arrived += shape.gpu_total
@@ -121,7 +122,7 @@ def _place_all(
         else:
             waiting += 1
             failed[label(shape)] = failed.get(label(shape), 0) + 1
-        allocated.append(100 * cluster.used_milli / capacity)
+        allocated.append(round(100 * cluster.used_milli / capacity, 2))  # rounded as the study rounds
     close()
     return points, failed
 

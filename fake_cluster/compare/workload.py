@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +14,12 @@ from ..strict_yaml import BadInput
 from ..traces.job import Tally
 from ..traces.load import open_text
 from ..traces.openb import MILLI, OpenbNode, OpenbTask, WrongHeader, read_nodes, read_tasks
+from .go_random import GoRandom
 
 NODE_FILE = "openb_node_list_gpu_node.csv"
 MAX_GPUS = 8  # of one node; the trace has none with more
+# Between tasks and nodes the study's scheduler begins to watch ten kinds of objects, and draws a time-out for each.
+WATCHES = 10
 
 Ints = npt.NDArray[np.int64]
 
@@ -134,22 +136,28 @@ def load_openb(data: Path, pods: str, nodes: str = NODE_FILE) -> Workload:
 
 def draw_arrivals(workload: Workload, seed: int, ratio: float = 1.3) -> Arrivals:
     """The arrivals of one seed: all tasks, shuffled, then tasks drawn at random (with repetition) until their GPUs sum
-    to `ratio` times those of the cluster; when all tasks are more than that, tasks drawn at random are taken out."""
-    source = random.Random(seed)
+    to `ratio` times those of the cluster; when all tasks are more than that, tasks drawn at random are taken out.
+
+    The same numbers are drawn, in the same order, as by the published study.
+    """
+    source = GoRandom(seed)
+    source.int63()  # drawn for its log
     target = ratio * workload.nodes.gpu_total
     tasks = list(workload.tasks)
     source.shuffle(tasks)
     total = sum(task.gpu_total for task in tasks)
     while total > target:
-        total -= tasks.pop(source.randrange(len(tasks))).gpu_total
+        total -= tasks.pop(source.intn(len(tasks))).gpu_total
     while total < target:
-        task = source.choice(workload.tasks)
+        task = workload.tasks[source.intn(len(workload.tasks))]
         if total + task.milli > target:
             break
         tasks.append(task)
         total += task.gpu_total
-    order = list(range(len(workload.nodes.names)))
-    source.shuffle(order)
+    for _ in range(WATCHES):
+        source.int63()
+    rank = source.permutation(len(workload.nodes.names))
+    order = sorted(range(len(rank)), key=rank.__getitem__)
     return Arrivals(workload.nodes.permuted(order), tuple(tasks))
 
 
