@@ -105,7 +105,7 @@ def _docker() -> Capability:
         finally:
             client.close()
     except docker.errors.DockerException as error:
-        detail = f"no engine: {str(error).partition('(')[0].strip()}"
+        detail = f"no engine: {str(error).partition('(')[0].strip(' :')}"
         return Capability("docker", False, detail, purpose, f"{_install('docker.io')}, then start dockerd")
     compose, text = _first_line("docker", "compose", "version")
     if not compose:
@@ -142,9 +142,8 @@ def _slurm_tree() -> Capability:
     reason = tree_missing()
     if reason is None:
         return Capability("slurm-tree", True, os.environ[TREE_VARIABLE], purpose)
-    return Capability(
-        "slurm-tree", False, reason.partition(";")[0], purpose, f"make slurm-tree, then set {TREE_VARIABLE}"
-    )
+    remedy = f"{sys.executable} -m fake_cluster.slurm.trixie_tree DIRECTORY, then set {TREE_VARIABLE} to its full path"
+    return Capability("slurm-tree", False, reason.partition(";")[0], purpose, remedy)
 
 
 def _tool(name: str, *, package: str, used_for: str) -> Callable[[], Capability]:

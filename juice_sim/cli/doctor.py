@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = [name.strip() for name in args.require.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in PROBES]
     if unknown:
-        print(f"juice-sim doctor: --require: unknown {unknown[0]!r}; accepted: {', '.join(PROBES)}")
+        print(f"juice-sim doctor: --require: unknown {unknown[0]!r}; accepted: {', '.join(PROBES)}", file=sys.stderr)
         return 2
     found = {name: probe(name) for name in PROBES}
     if args.json:
