@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+
 import numpy as np
 
 from ..traces.openb import MILLI
