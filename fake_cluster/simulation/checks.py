@@ -124,7 +124,9 @@ class Evidence:
                 lines.append((end.ended, f"{end.hook} of start {end.restarts} ends: {how}, {end.verdict}"))
         for run in self.record.programs:
             if run.job_id == job_id:
-                lines.append((run.started, f"program of start {run.restarts} begins on session {run.session_id[:8] or '-'}"))
+                lines.append(
+                    (run.started, f"program of start {run.restarts} begins on session {run.session_id[:8] or '-'}")
+                )
                 if run.ended is not None:
                     lines.append((run.ended, f"program of start {run.restarts} ends"))
         lines += [(at, text) for at, number, text in self.record.log if number == job_id]
@@ -148,11 +150,10 @@ def physical_overcommit(evidence: Evidence) -> list[Violation]:
         session = evidence.sessions.get(run.session_id)
         if session is not None and session.grants:
             moments.append((run.started, 1, run))
-            moments.append((run.ended if run.ended is not None else evidence.record.ended, 0, run))
+            ended = run.ended if run.ended is not None else evidence.record.ended
+            moments.append((ended if run.agent_died is None else min(ended, run.agent_died), 0, run))
     held: dict[tuple[str, int], dict[str, tuple[int, GpuGrant]]] = defaultdict(dict)
-    capacity = {
-        (agent.hostname, gpu.index): gpu.vram for agent in evidence.views.agents.values() for gpu in agent.gpus
-    }
+    capacity = {(agent.hostname, gpu.index): gpu.vram for agent in evidence.views.agents.values() for gpu in agent.gpus}
     violations = []
     for at, begins, run in sorted(moments, key=lambda moment: (moment[0], moment[1])):
         session = evidence.sessions[run.session_id]
@@ -178,7 +179,13 @@ def physical_overcommit(evidence: Evidence) -> list[Violation]:
 def closed_once(evidence: Evidence) -> list[Violation]:
     """Each session is closed exactly once, holds nothing afterwards, and goes through its states in order."""
     violations = []
-    order = {ev.SessionQueued: 0, ev.SessionAssigned: 1, ev.SessionActivated: 2, ev.SessionCanceling: 3, ev.SessionClosed: 4}
+    order = {
+        ev.SessionQueued: 0,
+        ev.SessionAssigned: 1,
+        ev.SessionActivated: 2,
+        ev.SessionCanceling: 3,
+        ev.SessionClosed: 4,
+    }
     state: dict[str, int] = {}
     for at, event in evidence.record.events:
         rank = order.get(type(event))
@@ -187,13 +194,17 @@ def closed_once(evidence: Evidence) -> list[Violation]:
         session_id: str = event.session_id  # type: ignore[attr-defined]
         if state.get(session_id, -1) >= rank:
             message = f"{type(event).__name__} after it was past that"
-            violations.append(Violation("closed_once", f"session {session_id}", message, at, evidence.story(session_id)))
+            violations.append(
+                Violation("closed_once", f"session {session_id}", message, at, evidence.story(session_id))
+            )
         state[session_id] = max(state.get(session_id, -1), rank)
     if evidence.record.quiet:
         for session_id, rank in state.items():
             if rank != 4:
                 violations.append(
-                    Violation("closed_once", f"session {session_id}", "is never closed", None, evidence.story(session_id))
+                    Violation(
+                        "closed_once", f"session {session_id}", "is never closed", None, evidence.story(session_id)
+                    )
                 )
     return violations
 
@@ -308,7 +319,9 @@ def released_by_epilog(evidence: Evidence) -> list[Violation]:
             if gone is None or gone > end.ended:
                 message = f"the epilog of start {end.restarts} ended well at {end.ended:.3f} s and left it behind"
                 violations.append(
-                    Violation("released_by_epilog", f"session {session_id}", message, end.ended, evidence.story(session_id))
+                    Violation(
+                        "released_by_epilog", f"session {session_id}", message, end.ended, evidence.story(session_id)
+                    )
                 )
     return violations
 
@@ -329,7 +342,9 @@ def released_in_time(evidence: Evidence) -> list[Violation]:
         last = max([*ends, session.requested_at, plan.chaos])
         closed = session.closed_at if session.closed_at is not None else evidence.record.ended
         if closed - last > bound:
-            message = f"closed {closed - last:.1f} s after its job had ended and faults had stopped; allowed {bound:g} s"
+            message = (
+                f"closed {closed - last:.1f} s after its job had ended and faults had stopped; allowed {bound:g} s"
+            )
             violations.append(
                 Violation("released_in_time", f"session {session_id}", message, closed, evidence.story(session_id))
             )
@@ -355,7 +370,9 @@ def grant_sizes(evidence: Evidence) -> list[Violation]:
             else:
                 continue
             violations.append(
-                Violation("grant_sizes", f"session {session.id}", message, session.assigned_at, evidence.story(session.id))
+                Violation(
+                    "grant_sizes", f"session {session.id}", message, session.assigned_at, evidence.story(session.id)
+                )
             )
     return violations
 
@@ -407,7 +424,9 @@ def queue_order(evidence: Evidence) -> list[Violation]:
             for other, earlier in waiting.values():
                 if other > came:
                     break
-                if earlier.requirements.pool_id == served.requirements.pool_id and _needs_no_more(earlier, event.grants):
+                if earlier.requirements.pool_id == served.requirements.pool_id and _needs_no_more(
+                    earlier, event.grants
+                ):
                     message = f"was served before session {earlier.session_id}, which came first and would have fitted"
                     violations.append(
                         Violation("queue_order", f"session {served.session_id}", message, at,
@@ -452,7 +471,9 @@ def sound(evidence: Evidence) -> list[Violation]:
     """No part failed by a fault of its own: an invariant that broke, an exception in a hook."""
     violations = []
     if evidence.record.crash:
-        violations.append(Violation("sound", "run", evidence.record.crash, evidence.record.ended))
+        message, *story = evidence.record.crash.splitlines()
+        story = story or [f"{at:10.3f} s  {text}" for at, text in evidence.record.faults]
+        violations.append(Violation("sound", "run", message, evidence.record.ended, tuple(story)))
     for end in evidence.record.hooks:
         if end.fault:
             message = f"{end.hook} of start {end.restarts}: {end.fault}"

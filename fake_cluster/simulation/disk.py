@@ -96,7 +96,9 @@ class Disk:
     def listing(self, folder: str) -> list[tuple[str, float]]:
         """[(name, time of its last change)], sorted by name."""
         start = folder + "/"
-        return sorted((path[len(start) :], inode.changed) for path, inode in self.files.items() if path.startswith(start))
+        return sorted(
+            (path[len(start) :], inode.changed) for path, inode in self.files.items() if path.startswith(start)
+        )
 
     def power_loss(self, source: Random) -> list[str]:
         """What was not synced is lost, or half lost; returns the paths that changed by it."""

@@ -89,7 +89,9 @@ def plain(violations: Iterable[Violation]) -> tuple[tuple[str, str, str, tuple[s
     return tuple((v.check, v.subject, v.message, v.story) for v in violations)
 
 
-def run_seeds(seeds: Iterable[int], jobs: int | None = None, workers: int = 0, ray_address: str = "") -> Iterator[Verdict]:
+def run_seeds(
+    seeds: Iterable[int], jobs: int | None = None, workers: int = 0, ray_address: str = ""
+) -> Iterator[Verdict]:
     """Verdicts as they come, in the order of the seeds. `workers` 0: one per core. `ray_address`: as Ray tasks there."""
     if ray_address:
         yield from _on_ray(seeds, jobs, ray_address)

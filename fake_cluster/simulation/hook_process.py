@@ -78,7 +78,9 @@ class Host:
         process = HookProcess(self, self._next_pid, label, generator, ended, about)
         self.processes[process.pid] = process
         if self.kernel.chance(self.chances.hook_killed):
-            process.killed_at = self.kernel.random.choice((self.kernel.random.randint(0, 12), self.kernel.random.randint(0, 70)))
+            process.killed_at = self.kernel.random.choice(
+                (self.kernel.random.randint(0, 12), self.kernel.random.randint(0, 70))
+            )
         elif self.kernel.chance(self.chances.hook_stopped):
             process.stops_at = self.kernel.random.randint(0, 60)
         if self.instant:

@@ -101,7 +101,9 @@ class Network:
         seconds = timeout + kernel.random.uniform(0.0, 30.0) if late else self.delay()
         kernel.after(seconds, self._arrive, call, source, server, deliver)
         if kernel.chance(chances.duplicated):
-            kernel.after(self.delay() + kernel.random.choice((0.0, 0.5, 10.0)), self._arrive_again, source, server, deliver)
+            kernel.after(
+                self.delay() + kernel.random.choice((0.0, 0.5, 10.0)), self._arrive_again, source, server, deliver
+            )
         return call
 
     def _timed_out(self, call: Call, timeout: float) -> None:

@@ -141,16 +141,16 @@ class Step:
         if session_id:
             self._programs[session_id, self._connection] = self
         if self._kernel.tracing:
-            self._kernel.tell(launch.node, f"job {launch.job_id} start {launch.restarts} runs on session {session_id or '-'}")
+            self._kernel.tell(
+                launch.node, f"job {launch.job_id} start {launch.restarts} runs on session {session_id or '-'}"
+            )
         self._timer = self._kernel.after(launch.run_time, self._end, 0, 0)
 
     def _disconnect(self, session_id: str, code: int) -> None:
         if self._agent is not None and session_id:
             self._programs.pop((session_id, self._connection), None)
             delay = 0.0 if self._host.instant else self._kernel.random.uniform(0.0005, 0.01)
-            self._kernel.after(
-                delay, self._agent.disconnected, self._agent_life, session_id, self._connection, code
-            )
+            self._kernel.after(delay, self._agent.disconnected, self._agent_life, session_id, self._connection, code)
 
     def _end(self, code: int, signal: int) -> None:
         if not self.alive:
@@ -186,9 +186,11 @@ class Step:
 
 
 def kill_program(
-    programs: dict[tuple[str, str], Step], kernel: Kernel, session_id: str, connection_id: str
+    programs: dict[tuple[str, str], Step], kernel: Kernel, agent: AgentHost, session_id: str, connection_id: str
 ) -> None:
     """An agent ends a connection. One whose program is gone already is reported by the program's own end."""
     step = programs.get((session_id, connection_id))
     if step is not None:
+        if not agent.up and step.program is not None:
+            step.program.agent_died = kernel.now
         kernel.after(step.time_to_die(), step.session_lost)

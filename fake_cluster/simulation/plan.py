@@ -130,9 +130,7 @@ class Plan:
     patience: float = 2400.0
     forgetful: bool = False  # kill -9 of slurmctld also loses what it did in the last five seconds
 
-    def without(
-        self, jobs: Collection[int] = (), faults: Collection[int] = (), chances: Collection[str] = ()
-    ) -> Plan:
+    def without(self, jobs: Collection[int] = (), faults: Collection[int] = (), chances: Collection[str] = ()) -> Plan:
         """The plan without some jobs, faults (by number) and small mishaps (by name)."""
         return replace(
             self,

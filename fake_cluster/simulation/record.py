@@ -15,7 +15,8 @@ from ..slurm.interface import JobState
 
 @dataclass
 class ProgramRun:
-    """One run of a job's program on its node. `session_id` "" for a job without Juice; `ended` None while it runs."""
+    """One run of a job's program on its node. `session_id` "" for a job without Juice; `ended` None while it runs.
+    `agent_died`: when the process that held the GPU for it died, which may be before the program itself notices."""
 
     job_id: int
     restarts: int
@@ -25,6 +26,7 @@ class ProgramRun:
     address: str
     started: float
     ended: float | None = None
+    agent_died: float | None = None
 
 
 @dataclass

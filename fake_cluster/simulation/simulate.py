@@ -128,7 +128,9 @@ def synthetic(
             if size is not None:
                 env["JUICE_VRAM"] = str(size)
             payload = {"number": number, "run_time": seconds}
-            yield Arrival(at, (JobSpec(name="job", user_id=1000, spank_env=env, payload=payload),), "synthetic", number, seconds)
+            yield Arrival(
+                at, (JobSpec(name="job", user_id=1000, spank_env=env, payload=payload),), "synthetic", number, seconds
+            )
 
     pool = PoolSize("main", agents, gpus, model)
     return Load("synthetic", seed, (pool,), max(1, agents // 8), 1 << 16, arrivals(), jobs)
@@ -216,7 +218,9 @@ class Simulation:
         self.disk = Disk()
         hook = hook_module()
         self.host = Host(kernel, self.disk, self.network, self.controller, hook, Chances(), instant=True)
-        self.hook_settings = hook.Settings({"JUICE_CONTROLLER": "https://juice.example", "JUICE_WAIT": f"{load.wait:g}"})
+        self.hook_settings = hook.Settings(
+            {"JUICE_CONTROLLER": "https://juice.example", "JUICE_WAIT": f"{load.wait:g}"}
+        )
         config = ClusterConfig(
             nodes={f"node{number}": load.cpus_per_node for number in range(1, load.nodes + 1)},
             cluster_name=CLUSTER,
@@ -224,7 +228,13 @@ class Simulation:
             prolog_epilog_timeout=load.prolog_epilog_timeout,
         )
         self.slurm = SlurmHost(
-            kernel, config, self.host, self.hook_settings, tally, self._launch, forget_ended=True  # type: ignore[arg-type]
+            kernel,
+            config,
+            self.host,
+            self.hook_settings,
+            tally,
+            self._launch,
+            forget_ended=True,  # type: ignore[arg-type]
         )
         self.agents: dict[str, AgentHost] = {}
         self.programs: dict[tuple[str, str], Step] = {}
@@ -252,7 +262,7 @@ class Simulation:
         return over
 
     def _kill_program(self, agent: AgentHost, session_id: str, connection_id: str) -> None:
-        kill_program(self.programs, self.kernel, session_id, connection_id)
+        kill_program(self.programs, self.kernel, agent, session_id, connection_id)
 
     def set_up(self) -> None:
         """Pools and agents; returns when all have registered."""
@@ -265,7 +275,9 @@ class Simulation:
             controller.handle(GrantPermission(Permission.REGISTER_AGENT, AGENT_USER.user_id, pool_id))
             for position in range(pool.agents):
                 number = len(agents)
-                gpus: tuple[Gpu, ...] = make_gpus(pool.model, pool.gpus, vram=pool.vram, identity=f"{pool.name}-{position}")
+                gpus: tuple[Gpu, ...] = make_gpus(
+                    pool.model, pool.gpus, vram=pool.vram, identity=f"{pool.name}-{position}"
+                )
                 template = RegisterAgent(
                     f"{pool.name}-{position + 1}",
                     f"10.{number >> 16}.{(number >> 8) & 255}.{number & 255}:43210",

@@ -26,7 +26,7 @@ from ..slurm.rules_jobs import (
     LoseStep,
     StartHook,
 )
-from .hook_process import Host, HookProcess
+from .hook_process import HookProcess, Host
 from .kernel import Kernel, Timer
 from .node_host import Launch, Step
 from .record import HookEnd, JobAsked, JobChange, Record

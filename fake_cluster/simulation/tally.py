@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     from .kernel import Kernel
     from .slurm_host import SlurmHost
 
-COLUMNS = ("job_id", "group", "pool", "gpus", "vram_bytes", "submit_s", "start_s", "end_s", "wait_s", "requeues", "state")
+COLUMNS = (
+    "job_id",
+    "group",
+    "pool",
+    "gpus",
+    "vram_bytes",
+    "submit_s",
+    "start_s",
+    "end_s",
+    "wait_s",
+    "requeues",
+    "state",
+)
 TIMELINE = 2048  # points; when it is full, every other one is dropped and the interval doubled
 FAILED = (JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 
@@ -158,7 +170,9 @@ class Tally:
     def refused_step(self, job_id: int, reason: str) -> None:
         """The plugin failed a job on its node."""
         self.counts["refused steps"] += 1
-        self._add(h.JobOutput(EPOCH + self._kernel.now, job_id, "", f"juice: job {job_id} gets no GPU session: {reason}"))
+        self._add(
+            h.JobOutput(EPOCH + self._kernel.now, job_id, "", f"juice: job {job_id} gets no GPU session: {reason}")
+        )
 
     def _job_changed(self, change: JobChange) -> None:
         if self.history is not None:
@@ -226,9 +240,13 @@ class Tally:
             self.prologs.append(end.ended - end.started)
         if end.fault:
             self.violations.append(_violation("sound", f"job {end.job_id}", f"{end.hook}: {end.fault}", end.ended))
-        verdict = {"ok": "released" if end.hook == "epilog" else "nothing", "failed": "retry"}.get(end.verdict, end.verdict)
+        verdict = {"ok": "released" if end.hook == "epilog" else "nothing", "failed": "retry"}.get(
+            end.verdict, end.verdict
+        )
         self._add(
-            h.HookRun(EPOCH + end.ended, end.hook, end.job_id, verdict, end.ended - end.started, end.restarts, end.session_id)
+            h.HookRun(
+                EPOCH + end.ended, end.hook, end.job_id, verdict, end.ended - end.started, end.restarts, end.session_id
+            )
         )
 
     # -- the controller -----------------------------------------------------------------------------------------------
@@ -321,7 +339,9 @@ class Tally:
             return None if value is None else round(value, 4)
 
         if self.sessions_open:
-            self.violations.append(_violation("no_session_left", "run", f"{self.sessions_open} sessions are open", None))
+            self.violations.append(
+                _violation("no_session_left", "run", f"{self.sessions_open} sessions are open", None)
+            )
         if self.jobs_open:
             self.violations.append(_violation("every_job_ends", "run", f"{self.jobs_open} jobs have not ended", None))
         return {

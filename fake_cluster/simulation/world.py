@@ -23,7 +23,7 @@ from ..slurm.rules_jobs import ClusterConfig, JobSpec
 from .agent_host import AgentHost
 from .controller_host import ControllerHost
 from .disk import Disk
-from .hook_process import Host, HookProcess
+from .hook_process import HookProcess, Host
 from .injector import Injector
 from .kernel import Kernel
 from .network import Network
@@ -59,7 +59,9 @@ class World:
         self.disk = Disk()
         hook = hook_module()
         self.host = Host(kernel, self.disk, self.network, self.controller, hook, plan.chances, host_skew)
-        self.hook_settings = hook.Settings({"JUICE_CONTROLLER": "https://juice.example", "JUICE_WAIT": f"{plan.wait:g}"})
+        self.hook_settings = hook.Settings(
+            {"JUICE_CONTROLLER": "https://juice.example", "JUICE_WAIT": f"{plan.wait:g}"}
+        )
         self.node_names = [f"node{number}" for number in range(1, plan.nodes + 1)]
         config = ClusterConfig(
             nodes=dict.fromkeys(self.node_names, plan.cpus_per_node),
@@ -69,9 +71,7 @@ class World:
             kill_wait=plan.kill_wait,
             stillborn_epilog=plan.chances.stillborn,
         )
-        self.slurm = SlurmHost(
-            kernel, config, self.host, self.hook_settings, self.record, self._launch, plan.forgetful
-        )
+        self.slurm = SlurmHost(kernel, config, self.host, self.hook_settings, self.record, self._launch, plan.forgetful)
         self.agents: dict[str, AgentHost] = {}
         self.agent_list: list[AgentHost] = []
         self.programs: dict[tuple[str, str], Step] = {}
@@ -93,9 +93,12 @@ class World:
             for _ in range(pool.agents):
                 number = len(self.agent_list)
                 gpus = tuple(
-                    Gpu(index, str(uuid.UUID(int=number * 1000 + index)), "A10", pool.vram) for index in range(pool.gpus)
+                    Gpu(index, str(uuid.UUID(int=number * 1000 + index)), "A10", pool.vram)
+                    for index in range(pool.gpus)
                 )
-                template = RegisterAgent(f"gpu{number}", f"10.0.{number // 250}.{number % 250 + 1}:43210", pool_id, gpus)
+                template = RegisterAgent(
+                    f"gpu{number}", f"10.0.{number // 250}.{number % 250 + 1}:43210", pool_id, gpus
+                )
                 agent = AgentHost(
                     self.kernel,
                     self.network,
@@ -125,7 +128,7 @@ class World:
             pass
 
     def _kill_program(self, agent: AgentHost, session_id: str, connection_id: str) -> None:
-        kill_program(self.programs, self.kernel, session_id, connection_id)
+        kill_program(self.programs, self.kernel, agent, session_id, connection_id)
 
     def _launch(self, launch: Launch, ended: Callable[[Step, int, int], None]) -> Step:
         return Step(
@@ -296,5 +299,3 @@ def _shown(event: ev.Event) -> str:
     }
     texts = (f"{name}={value!r}" for name, value in values.items())
     return f"{type(event).__name__} " + " ".join(texts)
-
-

@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         count = 1 if args.trace else 100
     if args.trace or cut != fuzz.Cut():
         if count not in (None, 1):
-            return _refuse(f"--trace and --without-... are for one seed, and --seeds is {count}; give --first-seed K alone")
+            return _refuse(
+                f"--trace and --without-... are for one seed, and --seeds is {count}; give --first-seed K alone"
+            )
         return _one(args, fuzz, cut)
     return _many(args, fuzz, count)
 
@@ -138,7 +140,7 @@ def _tell(args: argparse.Namespace, fuzz: Any, verdict: Any) -> None:
 
         value = {
             "seed": verdict.seed, "check": check, "subject": subject, "message": message, "story": list(story),
-            "violations": len(verdict.violations), "replay": replay,
+            "violations": len(verdict.violations), "checks": sorted({v[0] for v in verdict.violations}), "replay": replay,
         }  # fmt: skip
         print(json.dumps(value), flush=True)
         return

@@ -23,7 +23,9 @@ def add_parser(subparsers: Any) -> None:
         "Writes results.json and jobs.csv, and for scenarios of up to 20,000 jobs the report of `juice-sim run`. Exit code: "
         "0 when all checks hold, 1 when one fails, 2 for bad input, 130 when interrupted.",
     )
-    parser.add_argument("what", nargs="?", metavar="SCENARIO|TRACE", help="a scenario (file or shipped name) or a trace file")
+    parser.add_argument(
+        "what", nargs="?", metavar="SCENARIO|TRACE", help="a scenario (file or shipped name) or a trace file"
+    )
     parser.add_argument("--jobs", type=int, metavar="N", help="synthetic load: so many jobs; else: only the first N")
     parser.add_argument("--agents", type=int, metavar="N", help="agents (synthetic load and traces; default: 100)")
     parser.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs of each agent (default: %(default)s)")
@@ -54,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and not low <= value <= high:
             return _refuse(f"--{name} {value}: accepted: a whole number from {low} to {high}")
     if not 0 < args.occupancy <= 10:
-        return _refuse(f"--occupancy {args.occupancy:g}: accepted: more than 0, at most 10 (above 1: more than there is)")
+        return _refuse(
+            f"--occupancy {args.occupancy:g}: accepted: more than 0, at most 10 (above 1: more than there is)"
+        )
     if not 0 < args.run_time < 1e9:
         return _refuse(f"--run-time {args.run_time:g}: accepted: more than 0 seconds")
     if args.policy not in POLICIES:
@@ -79,14 +83,19 @@ def _load(args: argparse.Namespace) -> tuple[Any, Any]:
 
     seed = args.seed
     if args.what is None:
-        load = s.synthetic(args.jobs, args.agents or 100, args.gpus, seed or 1, args.occupancy, args.run_time, args.model)
+        load = s.synthetic(
+            args.jobs, args.agents or 100, args.gpus, seed or 1, args.occupancy, args.run_time, args.model
+        )
         return replace(load, policy=args.policy), None
     path = Path(args.what)
     if path.suffix in (".yaml", ".yml") or not path.exists():
         scenario = load_scenario(find_scenario(args.what))
         load = s.of_scenario(scenario, seed)
         if scenario.faults and not args.quiet:
-            print(f"{len(scenario.faults)} faults of the scenario are left out: virtual time runs have none", file=sys.stderr)
+            print(
+                f"{len(scenario.faults)} faults of the scenario are left out: virtual time runs have none",
+                file=sys.stderr,
+            )
         if args.jobs is not None:
             load = replace(load, jobs=islice(load.jobs, args.jobs), count=None)
         return replace(load, policy=args.policy), scenario

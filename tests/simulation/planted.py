@@ -71,7 +71,7 @@ PLANTED = (
                 "vram * granted_percent // 100",
             ),
         ),
-        ("grant_sizes", "denials"),
+        ("grant_sizes", "denials", "sound"),  # sound: an invariant of the controller itself
     ),
     Planted(
         "epilog_skips_reentered_job",

@@ -50,7 +50,7 @@ def test_a_replaced_file_is_the_old_or_the_new_one_when_its_content_was_synced()
 def test_an_unsynced_file_may_be_torn_even_though_its_name_was_synced():
     seen = outcomes(sync=False)
     assert {b"", b"new content"} < seen
-    assert any(data and not data.strip(b"\0") or data.endswith(b"\0") for data in seen)
+    assert any((data and not data.strip(b"\0")) or data.endswith(b"\0") for data in seen)
 
 
 def test_a_removal_that_was_not_synced_may_be_undone():

@@ -42,6 +42,6 @@ def test_a_planted_bug_is_found_within_a_minute(bug, tree):
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     *failures, summary = [json.loads(line) for line in done.stdout.splitlines()]
     assert summary["failed"]
-    assert {failure["check"] for failure in failures} & set(bug.seen_by), failures[0]
+    assert {check for failure in failures for check in failure["checks"]} & set(bug.seen_by), failures[0]
     assert f"--first-seed {failures[0]['seed']}" in failures[0]["replay"]
     assert failures[0]["story"]
