@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from juice_sim.core.units import parse_vram
 from juice_sim.gpu_profiles import profile_named
 from juice_sim.quirks import parse as parse_quirks
 
-from .bad_input import BadInput, Reading, suggestion
+from .bad_input import BadInput, Reading, shorten, suggestion
 from .scenario import (
     Arrival,
     CheckSpec,
@@ -29,7 +30,9 @@ from .scenario import (
     When,
 )
 from .scenario_schema import SCENARIO
-from .scenario_workload import array_size
+from .scenario_workload import array_size, script_tasks
+from .slurm.batch_script import parse_licenses
+from .slurm.interface import SubmitError
 from .strict_yaml import read_yaml, read_yaml_file
 
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
@@ -63,12 +66,16 @@ def shipped() -> dict[str, Path]:
 def find_scenario(name: str) -> Path:
     """The file of a scenario given by path, or by the name of a shipped one. Raises BadInput."""
     path = Path(name)
-    if path.is_file():
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise BadInput(shorten(name), f"cannot be read: {error.strerror}", accepted="a scenario file") from None
+    if exists and not is_folder:
         return path
     known = shipped()
     if name in known:
         return known[name]
-    if path.is_dir():
+    if is_folder:
         raise BadInput(name, "is a folder", accepted="a scenario file")
     # `scenarios/quickstart.yaml` is what the README says; it works from anywhere, not only from a checkout.
     if path.suffix == ".yaml" and path.parent in (Path("scenarios"), Path(".")) and path.stem in known:
@@ -86,6 +93,7 @@ def _build(value: dict[str, Any], reading: Reading, text: str, folder: Path) -> 
     jobs = [_jobs(group, f"jobs[{i}]", reading, folder) for i, group in enumerate(value["jobs"])]
     _distinct([group.name for group in jobs], "jobs", reading)
     slurm: SlurmSpec = value.get("slurm", SlurmSpec())
+    _licenses(slurm, reading)
     for i, group in enumerate(jobs):
         if group.cpus > slurm.cpus_per_node:
             raise reading.error(
@@ -119,6 +127,17 @@ def _build(value: dict[str, Any], reading: Reading, text: str, folder: Path) -> 
         text=text,
         source=reading.source,
     )
+
+
+def _licenses(slurm: SlurmSpec, reading: Reading) -> None:
+    if not slurm.licenses:
+        return
+    try:
+        parse_licenses(slurm.licenses)
+    except SubmitError:
+        raise reading.error(
+            None, "slurm.licenses", "not a list of licenses", value=slurm.licenses, accepted="name:count,name:count"
+        ) from None
 
 
 def _quirks(controller: ControllerSpec, reading: Reading) -> None:
@@ -217,6 +236,13 @@ def _jobs(value: dict[str, Any], key: str, reading: Reading, folder: Path) -> Jo
         )
     if group.array:
         _parsed(array_size, group.array, f"{key}.array", reading)
+    elif group.script:
+        _parsed(lambda script: script_tasks(script, ""), group.script, f"{key}.script", reading)
+    for name in group.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise reading.error(
+                None, f"{key}.env.{name}", "not the name of a variable", accepted="letters, digits, _; no digit first"
+            )
     _ask(group.ask, key, reading)
     for position, component in enumerate(group.het):
         _ask(component, f"{key}.het[{position}]", reading)

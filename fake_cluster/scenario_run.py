@@ -25,7 +25,7 @@ from .scenario_recorder import EventStream, JobWatch, Trigger, job_counts
 from .scenario_workload import Submission, submissions
 from .slurm.interface import Job, JobState, SubmitError
 from .world import World, wait_until
-from .world_service import child_environment
+from .world_service import WorldError, child_environment
 
 POLL_S = {"simulated": 0.1, "real": 0.4}
 DRAIN_S = 30.0  # beyond what the scenario's own settings need
@@ -218,7 +218,8 @@ def run_scenario(
 ) -> Outcome:
     """Run it and write `results.json`, `report.html` and `history.jsonl` into `report_dir`.
 
-    Raises WorldError when the world cannot be brought up, KeyboardInterrupt on Ctrl-C; everything is stopped then.
+    Raises WorldError when the world cannot be brought up, KeyboardInterrupt on Ctrl-C; everything is stopped then. The
+    temporary directory stays when a check fails, the world does not come up, or `keep` asks for it.
     """
     seed = scenario.seed if seed is None else seed
     progress = progress or RunProgress(quiet=True)
@@ -245,6 +246,11 @@ def run_scenario(
             write_json(report_dir / "results.json", results)
             write_report(report_dir / "report.html", views, checks, results)
         finished = all(check.ok for check in checks)
+    except KeyboardInterrupt:
+        finished = True  # nobody will look into it
+        raise
+    except WorldError as error:
+        raise WorldError(f"{error}; its logs are in {world.directory}") from None
     finally:
         if finished and not keep:
             world.remove()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from .scenario import Component, JobGroup, Scenario
 
 RUN_TIME_VARIABLE = "JUICE_SIM_RUN_TIME"
+MAX_TASK_ID = 4_000_000  # the largest that any MaxArraySize of slurm.conf permits
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def array_size(text: str) -> int:
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
             raise ValueError(f"not an array: {text!r}")
+        if last > MAX_TASK_ID:
+            raise ValueError(f"an array with a task id over {MAX_TASK_ID}: {text!r}")
         members.update(range(first, last + 1, step))
     return len(members)
 

@@ -64,6 +64,8 @@ class Text(Type):
         text: str = node.value
         if not text and not self.allow_empty:
             raise self._refuse(node, key, reading, "empty")
+        if "\0" in text:
+            raise self._refuse(node, key, reading, "holds a NUL character")
         if len(text) > self.max_length:
             raise self._refuse(node, key, reading, f"too long ({len(text)} characters, at most {self.max_length})")
         if self.pattern and not re.fullmatch(self.pattern, text):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +29,16 @@ AGENTS_PER_NODE = 64  # beyond so many agents of a pool, they share fake nodes
 TASK_NODES = 2
 TASKS_PER_NODE = 7
 WARM_TIMEOUT_S = 30.0
+
+
+def _connect(address: str) -> None:
+    """ray.init, which would put a handler of its own in the place of ours for SIGTERM (and a dump of C++ frames)."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 class RayService(Service):
@@ -73,7 +85,7 @@ class RayService(Service):
                 {"CPU": 0}, types, max_workers=most, idle_timeout_minutes=IDLE_TIMEOUT_MINUTES, upscaling_speed=100.0
             )
             self._cluster.start()
-            ray.init(self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+            _connect(self._cluster.address)
             self._connected = True
             spec = self._scenario.controller
             default = Settings()

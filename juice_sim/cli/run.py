@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -66,7 +67,8 @@ def _run(args: argparse.Namespace, scenario: Any, report_dir: Path) -> int:
     from fake_cluster.world_service import WorldError
 
     console = Console(highlight=False)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    ends = _ends(signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, _interrupt) for number in ends}
     try:
         outcome = run_scenario(
             scenario,
@@ -78,13 +80,15 @@ def _run(args: argparse.Namespace, scenario: Any, report_dir: Path) -> int:
             keep=args.keep,
         )
     except KeyboardInterrupt:
-        print("juice-sim run: interrupted; everything that was started is stopped", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print("juice-sim run: interrupted; everything that was started is stopped", file=sys.stderr)
         return 130
     except WorldError as error:
         print(f"juice-sim run: error: {error}", file=sys.stderr)
         return 1
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     final_table(outcome.views, outcome.results, outcome.checks, console)
     tell_violations(outcome.checks, console)
     console.print(f"report    {outcome.report_dir / 'report.html'}", soft_wrap=True)
@@ -94,10 +98,24 @@ def _run(args: argparse.Namespace, scenario: Any, report_dir: Path) -> int:
     return 0 if outcome.ok else 1
 
 
+def _ends(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Those of the signals that whoever started this command has not chosen to ignore (nohup, a background job)."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def _interrupt(number: int, frame: object) -> None:
+    # Once is enough: a second one would interrupt the stopping of what was started. Not SIG_IGN: children inherit that.
+    for other in _ends(signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(other, _heard)
     raise KeyboardInterrupt
 
 
+def _heard(number: int, frame: object) -> None:
+    return
+
+
 def _refuse(error: object) -> int:
-    print(f"juice-sim run: error: {error}", file=sys.stderr)
+    # Keys and names come from the file: what would steer a terminal, or break the line, is shown as an escape.
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+    print(f"juice-sim run: error: {text}", file=sys.stderr)
     return 2

@@ -105,7 +105,15 @@ def test_bad_input(run, tmp_path: Path, arguments: list[str], words: str) -> Non
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_name_that_could_steer_the_terminal_is_escaped(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "bad.yaml").write_text('name: x\n"\\e[2J\\n\\u202Ekey": 1\n')
+    done = run("bad.yaml")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert r"\x1b[2J\n\u202ekey: unknown key" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "small.yaml").write_text(SMALL.replace("run_time: 0.3", "run_time: 50"))
@@ -129,8 +137,10 @@ def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path, number: signa
             below = {child.pid for child in me.children(recursive=True)}
             children = [child for child in psutil.process_iter(["name"]) if child.pid in below]
         process.send_signal(number)
+        process.send_signal(number)  # the impatient press twice; what was started is stopped all the same
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in err and "Traceback" not in err
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert alive == [] and len(gone) >= 4  # supervisor, controller, agent, job
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,35 @@ def test_array_sizes(text: str, size: int) -> None:
 def test_arrays_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="not an array"):
         array_size(text)
+
+
+def test_an_array_is_not_counted_out_to_the_last_of_its_tasks() -> None:
+    with pytest.raises(ValueError, match="over 4000000"):
+        array_size("0-99999999999")
+    with pytest.raises(BadInput, match=r"<text>:6: jobs\[0\].script: an array with a task id over 4000000"):
+        parse_scenario(LEAST + '  script: "#!/bin/sh\\n#SBATCH --array=0-99999999999\\n"\n')
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('  env: {"A=B": x}\n', "jobs[0].env.A=B: not the name of a variable"),
+        ('  env: {A: "x\\0y"}\n', "jobs[0].env.A: holds a NUL character"),
+        ('slurm: {licenses: "x\\ny=1"}\n', "slurm.licenses: not a list of licenses"),
+    ],
+)
+def test_what_no_process_or_slurm_could_be_given(text: str, words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_scenario(LEAST + text)
+    assert words in str(caught.value)
+
+
+def test_a_scenario_may_come_through_a_pipe_but_not_by_an_impossible_name(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert find_scenario(str(pipe)) == pipe
+    with pytest.raises(BadInput, match="File name too long"):
+        find_scenario("a" * 5000)
 
 
 def test_tasks_of_a_script() -> None:
