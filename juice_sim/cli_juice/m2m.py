@@ -67,7 +67,9 @@ def create(args: argparse.Namespace) -> int:
                         2,
                     )
                 wanted.append((permission, ids[pool]))
-        made = client.create_token(args.description, expire_days=args.expire_days, permissions=wanted)
+        # Without permissions of its own a token acts as the user who makes it.
+        user_id = "" if wanted else client.whoami().user_id
+        made = client.create_token(args.description, expire_days=args.expire_days, user_id=user_id, permissions=wanted)
     if args.json:
         print(json.dumps(msgspec.to_builtins(made), indent=2))
     else:

@@ -141,33 +141,48 @@ class NoGpu(Failure):
 
 def obtain(args: argparse.Namespace, client: Client, name: str) -> tuple[Session, SessionRequirements]:
     """An active session; what does not come about is released again. NoGpu after --wait-for, ApiError."""
+    from ..client import ApiError
+
     choices = wanted(args, client)
     end = time.monotonic() + args.wait_for + GRACE_S
     turn = max(GRACE_S, args.wait_for / len(choices)) if len(choices) > 1 else args.wait_for + GRACE_S
-    while True:
-        for requirements in choices:
+    while choices:
+        for requirements in list(choices):
             requirements.name = name[:200]
-            session_id = client.request_session(requirements=requirements, strict_handling=True)
-            kept = False
             try:
-                session = client.wait_for_session(session_id, max(0.1, min(turn, end - time.monotonic())))
-                kept = session.state == "active"
-                if kept and args.gpu_ids is not None:
-                    kept = _is_what_was_named(session, args.gpu_ids, client)
-                if kept:
-                    return session, requirements
-            except TimeoutError:
-                pass  # released below; the next pool, or the end
-            finally:
-                if not kept:
-                    client.release_session(session_id)
-            if args.gpu_ids is not None and session_id and time.monotonic() < end:
-                time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+                session_id = client.request_session(requirements=requirements, strict_handling=True)
+            except ApiError as error:
+                if error.status != 422 or choices == [requirements]:
+                    raise
+                choices.remove(requirements)  # this pool can never serve it; another one may
+                continue
+            session = _active(session_id, args, client, max(0.1, min(turn, end - time.monotonic())))
+            if session is not None:
+                return session, requirements
+            if args.gpu_ids is not None and time.monotonic() < end:
+                time.sleep(
+                    min(1.0, max(0.0, end - time.monotonic()))
+                )  # the wrong GPU came at once; not again and again
         if time.monotonic() >= end:
-            raise NoGpu(
-                f"no GPU was free within {args.wait_for:g} s; wait longer with --wait-for SECONDS, "
-                "or see `juice gpu list --fields hostname,name,usedVram-h,vram-h`"
-            )
+            break
+    raise NoGpu(
+        f"no GPU was free within {args.wait_for:g} s; wait longer with --wait-for SECONDS, "
+        "or see `juice gpu list --fields hostname,name,usedVram-h,vram-h`"
+    )
+
+
+def _active(session_id: str, args: argparse.Namespace, client: Client, wait_s: float) -> Session | None:
+    """The session once it is active; one that is not in time, or has other GPUs than were named, is released."""
+    kept = False
+    try:
+        session = client.wait_for_session(session_id, wait_s)
+        kept = session.state == "active" and (args.gpu_ids is None or _is_what_was_named(session, args.gpu_ids, client))
+        return session if kept else None
+    except TimeoutError:
+        return None
+    finally:
+        if not kept:
+            client.release_session(session_id)
 
 
 def _is_what_was_named(session: Session, gpu_ids: str, client: Client) -> bool:
