@@ -1542,8 +1542,8 @@ class Machine:
             )
         deadline = time.monotonic() + timeout
         reused = self.connection is not None
+        sent = False  # once True it stays so: a connection that ends without an answer may have carried the request all the same
         while True:
-            sent = False
             try:
                 if self.connection is None:
                     self.connection = Connection(settings, deadline)

@@ -378,7 +378,16 @@ class HookProcess:
         waits = True
         return LATER
 
-    def _send(self, method: str, path: str, body: str | None, key: str | None, timeout: float, reused: bool) -> None:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: str | None,
+        key: str | None,
+        timeout: float,
+        reused: bool,
+        sent_before: bool = False,
+    ) -> None:
         host = self.host
         controller, chances, token = host.controller, host.chances, host.token
 
@@ -417,9 +426,9 @@ class HookProcess:
                 self._connected = 0
                 if answered.reset and reused:
                     # As the hook's own driver: a kept connection may have been closed before the request came.
-                    self._send(method, path, body, key, timeout, False)
+                    self._send(method, path, body, key, timeout, False, True)
                     return
-                self.go(hook.Reply(0, error=answered.reason, sent=answered.sent))
+                self.go(hook.Reply(0, error=answered.reason, sent=answered.sent or sent_before))
                 return
             self._connected = controller.life
             status, headers, data = answered
