@@ -35,7 +35,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate: serve https")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM key of the certificate")
     parser.add_argument("--webhook", metavar="URL", help="POST session changes here")
-    parser.add_argument("--policy", default=None, metavar="NAME", help="placement policy")
+    parser.add_argument(
+        "--policy",
+        default=None,
+        metavar="NAME",
+        help="placement policy: first_fit (default), best_fit, random, dot_prod, gpu_packing, gpu_clustering or fgd",
+    )
     parser.add_argument("--queue", default=None, metavar="NAME", help="queue policy: skip (default) or strict_fifo")
     parser.add_argument(
         "--missing-after", type=float, default=None, metavar="S", help="silence until an agent is missing"

@@ -8,12 +8,19 @@ first needed; all of this is derived from agents and sessions and never stored.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from .model import Agent, Gpu, GpuGrant
 
 Accepts = Callable[[Mapping[str, str], Mapping[str, str]], bool]
+Kind = tuple[int, int]  # of a session: (number of whole GPUs, 0) or (0, bytes of its slice)
+
+
+def kind_of(grants: Sequence[GpuGrant]) -> Kind:
+    """The kind of the session that holds these grants."""
+    return (len(grants), 0) if grants[0].whole else (0, grants[0].vram)
 
 
 class Capacity:
@@ -26,6 +33,7 @@ class Capacity:
         "free",
         "holders",
         "idle",
+        "kinds",
         "largest_free",
         "order",
         "places",
@@ -38,6 +46,7 @@ class Capacity:
         self.free = [gpu.vram for gpu in agent.gpus]
         self.holders = [0] * len(agent.gpus)  # sessions on each GPU
         self.idle = len(agent.gpus)
+        self.kinds: Counter[Kind] = Counter()  # sessions of each kind that are on the agent
         self.largest_free = max(self.free, default=-1)
         self.at_index = {gpu.index: place for place, gpu in enumerate(agent.gpus)}
         self.at_bus = {gpu.pci_bus: place for place, gpu in enumerate(agent.gpus) if gpu.pci_bus}
@@ -52,6 +61,11 @@ class Capacity:
             if not self.holders[place]:
                 self.idle -= 1
             self.holders[place] += 1
+        kind = kind_of(grants)
+        self.kinds[kind] += 1
+        for view in self.places:
+            view.kinds[kind] += 1
+            view.granted += 1
         self._changed(places)
 
     def give_back(self, grants: Sequence[GpuGrant]) -> None:
@@ -62,6 +76,10 @@ class Capacity:
             self.holders[place] -= 1
             if not self.holders[place]:
                 self.idle += 1
+        kind = kind_of(grants)
+        _subtract(self.kinds, kind, 1)
+        for view in self.places:
+            _subtract(view.kinds, kind, 1)
         self._changed(places)
 
     def set_schedulable(self, schedulable: bool) -> None:
@@ -102,6 +120,8 @@ class View:
     def __init__(self, buses: tuple[str, ...], accepts: Accepts, *, by_size: bool) -> None:
         self.buses = buses
         self.accepts = accepts  # of an agent's labels and taints
+        self.kinds: Counter[Kind] = Counter()  # sessions of each kind on all agents of the view
+        self.granted = 0  # sessions that were granted on agents of this view since it was made
         self._size = 1
         self._leaves: list[Capacity | None] = []
         self._slices: list[int] = [-1, -1]
@@ -116,12 +136,15 @@ class View:
         leaf = len(self._leaves)
         self._leaves.append(capacity)
         capacity.places[self] = leaf
+        self.kinds.update(capacity.kinds)
         self.update(leaf, capacity, range(len(capacity.free)))
 
     def remove(self, capacity: Capacity) -> None:
         """Take an agent out. Its leaf is reused at the next growth."""
         leaf = capacity.places.pop(self)
         self._leaves[leaf] = None
+        for kind, count in capacity.kinds.items():
+            _subtract(self.kinds, kind, count)
         self._set(leaf, -1, 0)
         if self._sizes is not None and self._counts is not None:
             self._counts.discard((capacity.order, 0))
@@ -226,6 +249,14 @@ class View:
             self._leaves.append(capacity)
             capacity.places[self] = leaf
             self.update(leaf, capacity, range(len(capacity.free)))
+
+
+def _subtract(kinds: Counter[Kind], kind: Kind, count: int) -> None:
+    left = kinds[kind] - count
+    if left:
+        kinds[kind] = left
+    else:
+        del kinds[kind]
 
 
 Item = tuple[int, int]  # (order of the agent, place of the GPU)

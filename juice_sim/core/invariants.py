@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from .capacity import Kind, kind_of
 from .events import Event
 from .model import AgentState, SessionState
 from .placement import need_of, place, place_rest
@@ -120,9 +121,19 @@ def _check_indexes(state: State) -> None:
         raise InvariantBroken(f"idempotency keys differ: {set(keys.items()) ^ set(state.session_by_key.items())}")
     if {pool.name: pool.id for pool in state.pools.values()} != state.pool_by_name:
         raise InvariantBroken("names of pools differ")
-    for capacity in state.capacities.values():
+    kinds: dict[str, Counter[Kind]] = defaultdict(Counter)
+    for session in state.sessions.values():
+        if session.state in HOLDING:
+            kinds[session.agent_id][kind_of(session.grants)] += 1
+    for agent_id, capacity in state.capacities.items():
+        if capacity.kinds != kinds[agent_id]:
+            raise InvariantBroken(f"agent {agent_id} holds {kinds[agent_id]}, counted {capacity.kinds}")
         for view, leaf in capacity.places.items():
             view.check(leaf, capacity)
+    for view in {view for capacity in state.capacities.values() for view in capacity.places}:
+        held = sum((kinds[capacity.agent.id] for capacity in view.agents()), Counter())
+        if view.kinds != held:
+            raise InvariantBroken(f"a view's agents hold {held}, counted {view.kinds}")
 
 
 def _check_queue(state: State) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from .capacity import Capacity, View
 from .model import GpuGrant, Requirements
+from .policies import SCORING, candidates
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class FirstFit:
         return capacity, place
 
     def slice_on(self, capacity: Capacity, need: Need) -> int | None:
-        return next((place for place in _candidates(capacity, need) if capacity.free[place] >= need.vram), None)
+        return next((place for place in candidates(capacity, need) if capacity.free[place] >= need.vram), None)
 
 
 class BestFit:
@@ -98,11 +99,12 @@ class BestFit:
         return view.tightest_slice(need.vram)
 
     def slice_on(self, capacity: Capacity, need: Need) -> int | None:
-        fitting = [place for place in _candidates(capacity, need) if capacity.free[place] >= need.vram]
+        fitting = [place for place in candidates(capacity, need) if capacity.free[place] >= need.vram]
         return min(fitting, key=capacity.free.__getitem__, default=None)
 
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (FirstFit(), BestFit())}
+_INDEXED: tuple[Policy, ...] = (FirstFit(), BestFit())
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (*_INDEXED, *SCORING)}
 
 
 def policy_named(name: str) -> Policy:
@@ -157,13 +159,8 @@ def fits_empty(gpus: tuple[tuple[int, str], ...], need: Need) -> bool:
     return any(vram >= need.floor for vram, bus in gpus if not wanted or bus in wanted)
 
 
-def _candidates(capacity: Capacity, need: Need) -> list[int] | range:
-    bus = need.buses[0]
-    return [capacity.at_bus[bus]] if bus else range(len(capacity.free))
-
-
 def _place_rest(capacity: Capacity, need: Need) -> Placement:
-    where = max(_candidates(capacity, need), key=capacity.free.__getitem__)
+    where = max(candidates(capacity, need), key=capacity.free.__getitem__)
     return Placement(capacity, (_slice_grant(capacity, where, capacity.free[where]),))
 
 

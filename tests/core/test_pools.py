@@ -202,7 +202,7 @@ def test_bad_settings(settings: dict[str, Any]) -> None:
 
 def test_bad_placement_policy(make_world: Callable[..., World]) -> None:
     for settings in ({"default_policy": "worst"}, {"policies": {"p": "worst"}}):
-        with pytest.raises(ValueError, match="best_fit, first_fit"):
+        with pytest.raises(ValueError, match="best_fit, dot_prod, fgd, first_fit"):
             make_world(**settings)
 
 
