@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ PLUGIN = ROOT / "spank-plugin"
 RAISED = {"Denied", "TryLater", "SiteFault", "SessionFileError", "ValueError", "refused", "line"}
 RETURNING = {"file_problem", "read_token", "read_key", "state_problem"}
 C_CALLS = r"\b(slurm_error|failed|fail|complain_of|complain|refuse|snprintf)\s*\("
-PLACEHOLDER = re.compile(r"%(?:[-+ #0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:z|l|ll)?[sdiufxcr]|%)|\0")
+PLACEHOLDER = re.compile(r"%(?:[-+ #0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:z|l|ll)?[sdiuofxcr]|%)|\0")
 
 
 def words_of(text: str) -> int:
@@ -38,6 +39,7 @@ def _called(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
 
 
+@functools.cache
 def hook_messages() -> set[str]:
     """The error texts of juice_hook.py: what it raises, logs as an error, or says of a broken installation."""
     found: set[str] = set()
@@ -73,6 +75,7 @@ def _literal_runs(text: str) -> Iterator[str]:
         yield "".join(part if not macro else "\0" for part, macro in parts).replace("%\0", "\0").replace('\\"', '"')
 
 
+@functools.cache
 def plugin_messages() -> set[str]:
     """The error texts of the plugin's C sources."""
     found: set[str] = set()
@@ -92,6 +95,7 @@ def plugin_messages() -> set[str]:
     return {message for message in found if words_of(message) >= 2}
 
 
+@functools.cache
 def all_messages() -> dict[str, str]:
     """Message -> where it is from."""
     return {
