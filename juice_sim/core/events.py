@@ -19,17 +19,23 @@ class Event:
 
 @dataclass(frozen=True)
 class PoolCreated(Event):
+    """A pool without permissions; those of its maker follow as `PermissionGranted`."""
+
     pool_id: str
     name: str
 
 
 @dataclass(frozen=True)
 class PoolDeleted(Event):
+    """The pool has neither agents nor open sessions."""
+
     pool_id: str
 
 
 @dataclass(frozen=True)
 class PermissionGranted(Event):
+    """The user may do this in the pool from now on."""
+
     permission: Permission
     user_id: str
     pool_id: str
@@ -37,6 +43,8 @@ class PermissionGranted(Event):
 
 @dataclass(frozen=True)
 class PermissionRevoked(Event):
+    """The user may not do this in the pool any more; sessions that run go on."""
+
     permission: Permission
     user_id: str
     pool_id: str
@@ -44,21 +52,29 @@ class PermissionRevoked(Event):
 
 @dataclass(frozen=True)
 class TokenCreated(Event):
+    """A token of which only the SHA-256 of the secret is known."""
+
     token: Token
 
 
 @dataclass(frozen=True)
 class TokenRevoked(Event):
+    """The token is worth nothing from now on."""
+
     token_id: str
 
 
 @dataclass(frozen=True)
 class NodeTypesDeclared(Event):
+    """The whole list of node types that an autoscaler may still start; it replaces the one before."""
+
     node_types: tuple[NodeType, ...]
 
 
 @dataclass(frozen=True)
 class AgentRegistered(Event):
+    """A new agent, active, with all its GPUs free. `owner` is the user whose reports it takes."""
+
     agent_id: str
     hostname: str
     address: str
@@ -81,6 +97,8 @@ class AgentStateChanged(Event):
 
 @dataclass(frozen=True)
 class SessionQueued(Event):
+    """A request was accepted and waits. `timeout_s` counts from `active` on; None: no limit."""
+
     session_id: str
     requirements: Requirements
     owner: str
@@ -92,6 +110,8 @@ class SessionQueued(Event):
 
 @dataclass(frozen=True)
 class SessionAssigned(Event):
+    """The one event that takes VRAM: `grants` are held on the agent until `SessionClosed`."""
+
     session_id: str
     agent_id: str
     grants: tuple[GpuGrant, ...]
@@ -99,12 +119,16 @@ class SessionAssigned(Event):
 
 @dataclass(frozen=True)
 class SessionActivated(Event):
+    """The agent has reported that the session runs."""
+
     session_id: str
     agent_id: str
 
 
 @dataclass(frozen=True)
 class SessionCanceling(Event):
+    """The session is to end; it holds its GPUs until its agent has reported that nothing of it runs."""
+
     session_id: str
     reason: str
 
@@ -119,6 +143,8 @@ class SessionClosed(Event):
 
 @dataclass(frozen=True)
 class ConnectionChanged(Event):
+    """A process of the session has connected or ended, as its agent reported."""
+
     session_id: str
     connection: Connection
 
