@@ -590,7 +590,7 @@ def claim(job, state, body):
         same = attempt["restart"] == job.restart and attempt["uid"] == job.uid and attempt["body"] == body
         if is_live and same and is_fresh and state == "asked" and mine is None:
             attempt.update(owner=owner, at=wall)
-            mine = dict(attempt, doubt=True)
+            mine = dict(attempt, doubt=True, taken_over=True)
             kept.append(attempt)
         elif attempt["state"] != "denied":
             attempt["state"] = "releasing"
@@ -608,8 +608,9 @@ def claim(job, state, body):
             "body": body,
         }
         kept.append(dict(mine))
-        mine["doubt"] = False  # whether a session may exist that we do not know of; never written down
-    yield RemoveFile(session_path(job.id))  # what an earlier start left must never be taken for this one's
+        # Whether a session may exist that we do not know of, and whether another run began this; never written down.
+        mine.update(doubt=False, taken_over=False)
+        yield RemoveFile(session_path(job.id))  # what an earlier start left must never be taken for this one's
     yield from write_journal(job.id, kept)
     return mine, leftovers
 
@@ -1002,6 +1003,11 @@ def reserve(job, body, until):
 def give_up(job, mine):
     """Release what this prolog has asked for, unless another run of the prolog has taken it over. Raises nothing: what
     cannot be released stays in the journal, and Slurm runs the epilog next."""
+    if mine["taken_over"]:
+        # Its first run may have succeeded meanwhile, so that the job runs: after a crash of slurmctld two prologs of one start
+        # are under way, and Slurm waits for one of them only. If it is this one, the epilog comes next and releases.
+        yield Log(False, "the session was asked for by another run of the prolog; left to the epilog")
+        return
     try:
         nothing_to_do = yield from locked(job.id, disown(job, mine))
         if nothing_to_do:
@@ -1286,10 +1292,10 @@ class Machine:
         if needs_key:
             yield "key file", self.read_key()
             try:
-                problem = "" if sodium() else ""
+                sodium()
+                yield "libsodium", ""
             except SiteFault as error:
-                problem = str(error)
-            yield "libsodium", problem
+                yield "libsodium", str(error)
 
     def file_problem(self, path, forbidden, mode):
         """What is wrong with owner or mode of a file that must be ours; "" when nothing."""
@@ -1335,7 +1341,7 @@ class Machine:
         path = self.settings.key_file
         problem = self.file_problem(path, 0o077, "0400")
         if problem:
-            return problem + "" if "chmod" in problem else problem + "; make one with: juice_hook.py keygen"
+            return problem if "chmod" in problem else problem + "; make one with: juice_hook.py keygen"
         try:
             self.key = read_regular(path, 64)
         except OSError as error:

@@ -168,24 +168,26 @@ class Service:
     async def _commit(self) -> None:
         """Commit batch after batch until none is pending."""
         loop = asyncio.get_running_loop()
-        while self._pending.events:
-            batch, self._pending = self._pending, Batch([], [])
-            waiting = self._pending_settled or loop.create_future()
-            self._pending_settled, self._running_settled = None, waiting
-            try:
-                last = await loop.run_in_executor(self._writer, self._store.append, batch)
-            except sqlite3.Error as error:
-                self._give_up(waiting, error)
-                continue
-            self._publish(last - len(batch.events) + 1, batch)
-            if not waiting.done():
-                waiting.set_result(None)
-        self._committing = None
-        self._running_settled = None
+        try:
+            while self._pending.events:
+                batch, self._pending = self._pending, Batch([], [])
+                waiting = self._pending_settled or loop.create_future()
+                self._pending_settled, self._running_settled = None, waiting
+                try:
+                    last = await loop.run_in_executor(self._writer, self._store.append, batch)
+                except Exception as error:  # whatever it was: nobody may wait for an answer that never comes
+                    self._give_up(waiting, error)
+                    continue
+                if not waiting.done():
+                    waiting.set_result(None)
+                self._publish(last - len(batch.events) + 1, batch)
+        finally:
+            self._committing = None
+            self._running_settled = None
         if self._since_snapshot >= SNAPSHOT_EVERY and self._compacting is None:
             self._compacting = asyncio.create_task(self._compact(), name="juice-sim snapshot")
 
-    def _give_up(self, waiting: asyncio.Future[None], error: sqlite3.Error) -> None:
+    def _give_up(self, waiting: asyncio.Future[None], error: Exception) -> None:
         """The log cannot be written: go back to what it says, and let everybody who waits know."""
         log.error("the log cannot be written (%s); what was not durable is undone", error)
         failure = Unavailable(f"the controller cannot write its log ({error}); try again later")
