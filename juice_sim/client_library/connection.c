@@ -9,6 +9,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -40,7 +41,7 @@ static struct {
 	int fd;
 	pid_t owner;
 	bool lost;
-	atomic_bool asking;
+	atomic_bool reading; /* somebody reads from the agent: one at a time, and a signal may come at any moment */
 	char heard[1024]; /* what the agent has said unasked */
 	size_t heard_used;
 	pthread_mutex_t lock;
@@ -226,7 +227,7 @@ void connection_forked(void)
 {
 	const int error = errno;
 
-	atomic_store(&connection.asking, false);
+	atomic_store(&connection.reading, false);
 	pthread_mutex_init(&connection.lock, NULL);
 	if (connection.fd < 0)
 		return;
@@ -345,18 +346,29 @@ static bool read_some(void)
 	}
 }
 
+static bool readable(void)
+{
+	struct pollfd ready = {.fd = connection.fd, .events = POLLIN};
+
+	return connection.fd >= 0 && poll(&ready, 1, 0) > 0;
+}
+
 void connection_listen(void)
 {
 	const int error = errno;
 
-	/* Who asks, reads; and listens when done. */
-	if (still_ours() && !atomic_load(&connection.asking)) {
+	do {
 		size_t before = connection.heard_used;
-		bool more = read_some();
+		bool more;
 
+		/* Who reads now will look again when done. */
+		if (!still_ours() || atomic_exchange(&connection.reading, true))
+			break;
+		more = read_some();
 		if (!more || connection.heard_used != before)
 			understand(!more);
-	}
+		atomic_store(&connection.reading, false);
+	} while (readable());
 	errno = error;
 }
 
@@ -426,14 +438,15 @@ char *connection_ask(const char *line)
 
 	pthread_mutex_lock(&connection.lock);
 	connection_listen();
+	while (still_ours() && atomic_exchange(&connection.reading, true))
+		sched_yield(); /* another thread handles the signal */
 	if (still_ours()) {
-		atomic_store(&connection.asking, true);
 		fcntl(connection.fd, F_SETFL, QUIET); /* no signal for an answer: it would interrupt other threads */
 		if (send_line(line, strlen(line)))
 			answer = read_answer();
 		if (connection.fd >= 0)
 			fcntl(connection.fd, F_SETFL, SIGNALLED);
-		atomic_store(&connection.asking, false);
+		atomic_store(&connection.reading, false);
 		connection_listen();
 	}
 	pthread_mutex_unlock(&connection.lock);

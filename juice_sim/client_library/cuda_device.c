@@ -301,11 +301,20 @@ CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 /* One field of a PCI address `domain:bus:device.function`. */
 static int pci_field(const struct gpu *gpu, int field)
 {
-	unsigned domain = 0, bus = 0, slot = 0;
+	const char *at = gpu->pci_bus;
+	char *end;
 
-	if (sscanf(gpu->pci_bus, "%x:%x:%x", &domain, &bus, &slot) != 3)
-		return 0;
-	return (int)(field == 0 ? domain : field == 1 ? bus : slot);
+	for (;;) {
+		unsigned long number = strtoul(at, &end, 16);
+
+		if (end == at)
+			return 0;
+		if (field-- == 0)
+			return (int)number;
+		if (*end != ':')
+			return 0;
+		at = end + 1;
+	}
 }
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)

@@ -185,7 +185,7 @@ void json_escape(const char *text, char *escaped, size_t size)
 	for (; *text != '\0' && used + 1 < size; text++) {
 		unsigned char c = (unsigned char)*text;
 
-		escaped[used++] = c >= 0x20 && c < 0x7f && c != '"' && c != '\\' ? (char)c : '?';
+		escaped[used++] = (char)(c >= 0x20 && c < 0x7f && c != '"' && c != '\\' ? c : '?');
 	}
 	escaped[used] = '\0';
 }

@@ -39,7 +39,7 @@ void message_say(const char *part, ...)
 	va_start(parts, part);
 	for (; part != NULL; part = va_arg(parts, const char *)) {
 		for (; *part != '\0' && used < sizeof line - 1; part++)
-			line[used++] = *part == '\n' || *part == '\r' ? ' ' : *part;
+			line[used++] = (char)(*part == '\n' || *part == '\r' ? ' ' : *part);
 	}
 	va_end(parts);
 	line[used++] = '\n';

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MIB (1024 * 1024)
+#define MIB ((int64_t)1024 * 1024)
 #define CUDA "12.4"
 
 /* NVIDIA's exit codes. */

@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +20,6 @@
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
-
-extern char **environ;
 
 static struct {
 	const char *session; /* "JUICE_CFG_OVERRIDE=..." as it is in the environment */
@@ -261,7 +258,7 @@ EXPORTED int fexecve(int descriptor, char *const arguments[], char *const enviro
 	char *list[number + 1];                                         \
 	va_list taken;                                                  \
 	va_start(taken, first);                                         \
-	list[0] = (char *)(uintptr_t)(first);                           \
+	list[0] = (char *)(first);                           \
 	for (size_t i = 1; i <= number; i++)                            \
 		list[i] = va_arg(taken, char *);                        \
 	behind;                                                         \
