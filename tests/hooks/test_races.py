@@ -36,6 +36,24 @@ def test_an_attempt_that_an_epilog_is_releasing_is_not_forgotten_by_its_prolog(s
     assert site.leftovers() == []
 
 
+def test_a_late_prolog_of_a_start_that_runs_already_takes_nothing_from_it(site, process, juice):
+    # slurmctld was killed and has run the prolog again; the first one, which nobody waits for any more, comes late to the
+    # attempt of the second, fails, and must leave session and session file to the job that runs on them.
+    late = process(site, "prolog", job_id=12, restart=0)
+    assert not late.holds_a_lock
+    assert site.prolog(job_id=12, restart=0) == 0
+    before = site.fields(12)
+    run_until_request(late, "GET", "/v1/session/")
+    juice.faults({"action": "status", "status": 429, "method": "GET", "path": "/v1/session/"})
+    assert late.run() == 1
+    juice.faults()
+    assert [s["id"] for s in juice.settled()] == [before["session_id"]]
+    assert site.fields(12) == before
+    assert site.epilog(job_id=12, restart=0) == 0
+    assert juice.settled() == []
+    assert site.leftovers() == []
+
+
 def test_no_key_is_used_up_that_the_journal_could_not_mark(site, process, juice, hook):
     prolog = process(site, "prolog", job_id=12, restart=0)
     run_until_request(prolog, "POST", "/v1/request/session")

@@ -19,7 +19,7 @@ from fake_cluster.simulation.world import World
 from juice_sim.cli.main import main
 
 # Seeds that have found something once; what, stands in docs/simulation.md.
-FOUND = (15, 36, 308, 327, 343, 430, 764, 765, 1208)
+FOUND = (15, 36, 308, 327, 343, 430, 764, 765, 1208, 1335, 2058)
 
 
 @pytest.mark.parametrize("seed", [*range(1, 21), *FOUND])
