@@ -1,7 +1,7 @@
 """What must hold of a simulated run, judged from its record alone. Nothing here knows how the run was made.
 
-Beside the checks that every record can be put to (`fake_cluster/checks.py`: no over-commit), a simulation sees more: true
-times, which program ran on which session, how each hook ended. So these checks are sharper, and need no slack.
+Beside the checks that every record can be put to (`fake_cluster/checks.py`: no over-commit), a simulation sees more:
+true times, which program ran on which session, how each hook ended. So these checks are sharper, and need no slack.
 """
 
 from __future__ import annotations
@@ -409,7 +409,7 @@ def denials(evidence: Evidence) -> list[Violation]:
 
 
 def queue_order(evidence: Evidence) -> list[Violation]:
-    """Nobody is served before one who came earlier to the same pool, asks for no more, and would fit in the same place."""
+    """Nobody is served before one who came earlier to the same pool, asks for no more, and would fit there too."""
     waiting: dict[str, tuple[int, ev.SessionQueued]] = {}  # in the order of the log
     violations = []
     for seq, (at, event) in enumerate(evidence.record.events):

@@ -92,7 +92,7 @@ def plain(violations: Iterable[Violation]) -> tuple[tuple[str, str, str, tuple[s
 def run_seeds(
     seeds: Iterable[int], jobs: int | None = None, workers: int = 0, ray_address: str = ""
 ) -> Iterator[Verdict]:
-    """Verdicts as they come, in the order of the seeds. `workers` 0: one per core. `ray_address`: as Ray tasks there."""
+    """Verdicts in the order of the seeds, as they come. `workers` 0: one per core. `ray_address`: as tasks there."""
     if ray_address:
         yield from _on_ray(seeds, jobs, ray_address)
         return

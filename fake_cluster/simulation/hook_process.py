@@ -72,8 +72,8 @@ class Host:
         ended: Callable[[HookProcess, int, int], None],
         about: tuple[str, int, int, int],
     ) -> HookProcess:
-        """Start a hook. `ended(process, exit code, signal)` unless it is killed by `kill(quietly=True)`. `about`: which hook,
-        job id, restart count, incarnation."""
+        """Start a hook. `ended(process, exit code, signal)` unless it is killed by `kill(quietly=True)`.
+        `about`: which hook, job id, restart count, incarnation."""
         self._next_pid += 1
         process = HookProcess(self, self._next_pid, label, generator, ended, about)
         self.processes[process.pid] = process

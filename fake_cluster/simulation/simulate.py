@@ -1,7 +1,7 @@
 """Long runs in virtual time without faults: a scenario, a trace or a synthetic load through the full hook logic.
 
-Effects and messages take no time here, and no time is lost: what a run takes is what the logic costs. History goes to disk
-as it comes (one row per job); what stays in memory is bounded by what runs and waits at one time.
+Effects and messages take no time here, and no time is lost: what a run takes is what the logic costs. History goes to
+disk as it comes (one row per job); what stays in memory is bounded by what runs and waits at one time.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from .slurm_host import SlurmHost
 from .tally import Tally
 from .world import AGENT_USER, CLUSTER, HOOK_USER
 
-# Longest wait of an agent's report at the controller, and the silence after which an agent is missing. Nothing is lost in
-# these runs, so heartbeats only cost time.
+# Longest wait of an agent's report at the controller, and the silence after which an agent is missing. Nothing is lost
+# in these runs, so heartbeats only cost time.
 HEARTBEAT_S = 300.0
 MISSING_AFTER_S = 900.0
 PACE_S = 0.002  # an agent takes that long to turn to what there is to do
@@ -110,8 +110,8 @@ def synthetic(
     vram = profile_named(model).vram
     # (share of jobs, GPUs, slice)
     kinds = [
-        (0.35, 1, None), (0.05, min(2, gpus), None), (0.02, min(4, gpus), None), (0.2, 1, vram // 2), (0.2, 1, vram // 4),
-        (0.18, 1, vram // 8),
+        (0.35, 1, None), (0.05, min(2, gpus), None), (0.02, min(4, gpus), None), (0.2, 1, vram // 2),
+        (0.2, 1, vram // 4), (0.18, 1, vram // 8),
     ]  # fmt: skip
     taken = sum(share * count * (1.0 if size is None else size / vram) for share, count, size in kinds)
     rate = occupancy * agents * gpus / (taken * run_time)
@@ -334,7 +334,7 @@ class Simulation:
         began = time.process_time()
         self.set_up()
         kernel = self.kernel
-        # What is there now stays; the collector need not look at it again and again, nor as often as it does by default.
+        # What is there now stays; the collector need not look at it again and again, nor as often as by default.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
@@ -366,8 +366,8 @@ def simulate(
     scenario: Scenario | None = None,
     progress: Callable[[Simulation], None] | None = None,
 ) -> Finished:
-    """Run a load and write `results.json` and `jobs.csv` into `directory`. With `full` (for runs of some thousand jobs) and a
-    scenario, all checks of `juice-sim run` are made and its report is written too. KeyboardInterrupt leaves `jobs.csv`."""
+    """Run a load and write `results.json` and `jobs.csv` into `directory`. With `full` (for runs of some thousand jobs)
+    and a scenario, all checks of `juice-sim run` are made and its report is written too."""
     directory.mkdir(parents=True, exist_ok=True)
     tally = Tally(load.name, load.seed, full and scenario is not None)
     began = time.monotonic()

@@ -221,9 +221,10 @@ class Tally:
             return None if seconds is None else EPOCH + seconds
 
         job = self._open.get(change.incarnation)
+        group = (job.group if job else "") or view.name
         self._add(
             h.JobObserved(
-                at, at, at, change.job_id, view.name, change.state, (job.group if job else "") or view.name, view.user_id,
+                at, at, at, change.job_id, view.name, change.state, group, view.user_id,
                 change.reason, change.restarts, change.exit_code, change.signal, view.nodes, unix(view.submit_time),
                 unix(view.eligible_time), unix(view.start_time), unix(view.end_time), view.array_job_id,
                 view.array_task_id, view.het_job_id, view.het_offset, dict(view.juice),
@@ -272,11 +273,11 @@ class Tally:
             for gpu in event.gpus:
                 self._gpus[event.agent_id, gpu.index] = [gpu.vram, 0, 0, 0]
             self._present[event.agent_id] = (len(event.gpus), sum(gpu.vram for gpu in event.gpus))
-            self.gpu_count = max(self.gpu_count, sum(count for count, _ in self._present.values()) if len(self._present) < 64
-                                 else self.gpu_count + len(event.gpus))  # fmt: skip
-            self.vram_bytes = self.vram_bytes + sum(gpu.vram for gpu in event.gpus)
+            self.gpu_count += len(event.gpus)
+            self.vram_bytes += sum(gpu.vram for gpu in event.gpus)
         elif isinstance(event, ev.AgentStateChanged) and event.state is AgentState.CLOSED:
             count, size = self._present.pop(event.agent_id, (0, 0))
+            self.gpu_count -= count
             self.vram_bytes -= size
 
     def _use(self, at: float) -> None:

@@ -1,7 +1,7 @@
 """One simulated world: controller, agents, Slurm, hooks, nodes, network, disk, on one event heap.
 
-`World(plan).run()` plays a plan and returns its record. Nothing but the plan decides what happens: the same plan gives the
-same record, byte for byte.
+`World(plan).run()` plays a plan and returns its record. Nothing but the plan decides what happens: the same plan gives
+the same record, byte for byte.
 """
 
 from __future__ import annotations

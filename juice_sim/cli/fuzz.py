@@ -16,10 +16,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "fuzz",
         help="deterministic simulation with injected faults, many seeds",
-        description="Run the real hooks, controller, agents and Slurm rules in virtual time, with faults drawn from each "
-        "seed, and check that no GPU is lost or handed out twice. The same seed gives the same run, byte for byte. A "
-        "failing run is cut down, its story told, and the command shown that replays it. Exit code: 0 when all seeds are "
-        "fine, 1 when one fails, 2 for bad input.",
+        description="Run the real hooks, controller, agents and Slurm rules in virtual time, with faults drawn from "
+        "each seed, and check that no GPU is lost or handed out twice. The same seed gives the same run, byte for byte. A "
+        "failing run is cut down, its story told, and the command shown that replays it. Exit code: 0 when all seeds "
+        "are fine, 1 when one fails, 2 for bad input.",
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds (default: 100, or no limit with --time)")
     parser.add_argument("--first-seed", type=int, default=1, metavar="K", help="default: %(default)s")
@@ -140,7 +140,8 @@ def _tell(args: argparse.Namespace, fuzz: Any, verdict: Any) -> None:
 
         value = {
             "seed": verdict.seed, "check": check, "subject": subject, "message": message, "story": list(story),
-            "violations": len(verdict.violations), "checks": sorted({v[0] for v in verdict.violations}), "replay": replay,
+            "violations": len(verdict.violations),
+            "checks": sorted({v[0] for v in verdict.violations}), "replay": replay,
         }  # fmt: skip
         print(json.dumps(value), flush=True)
         return

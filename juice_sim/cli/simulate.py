@@ -17,11 +17,11 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "simulate",
         help="run a scenario or a trace in virtual time",
-        description="Run jobs through the real rules of Slurm, the real hooks, controller and agents in virtual time: as "
-        "fast as the logic can be computed, without faults, without processes. What runs is a scenario, a trace (openb "
+        description="Run jobs through the real rules of Slurm, the real hooks, controller and agents in virtual time: "
+        "as fast as the logic can be computed, without faults, without processes. What runs is a scenario, a trace (openb "
         "CSV, Standard Workload Format, sacct --parsable2), or, with --jobs and --agents alone, a synthetic load. "
-        "Writes results.json and jobs.csv, and for scenarios of up to 20,000 jobs the report of `juice-sim run`. Exit code: "
-        "0 when all checks hold, 1 when one fails, 2 for bad input, 130 when interrupted.",
+        "Writes results.json and jobs.csv, and for scenarios of up to 20,000 jobs the report of `juice-sim run`. Exit "
+        "code: 0 when all checks hold, 1 when one fails, 2 for bad input, 130 when interrupted.",
     )
     parser.add_argument(
         "what", nargs="?", metavar="SCENARIO|TRACE", help="a scenario (file or shipped name) or a trace file"
@@ -150,8 +150,9 @@ class _Progress:
         ended = sum(tally.states.values())
         of = f" of {self._total}" if self._total is not None else ""
         print(
-            f"\r{ended}{of} jobs, {tally.running} running, {tally.jobs_open - tally.running} waiting, {tally.in_use} GPUs in use, "
-            f"virtual time {simulation.kernel.now - tally.began:.0f} s, {ended / max(now - self._began, 0.001):.0f} jobs/s  ",
+            f"\r{ended}{of} jobs, {tally.running} running, {tally.jobs_open - tally.running} waiting, "
+            f"{tally.in_use} GPUs in use, virtual time {simulation.kernel.now - tally.began:.0f} s, "
+            f"{ended / max(now - self._began, 0.001):.0f} jobs/s  ",
             end="",
             file=sys.stderr,
             flush=True,

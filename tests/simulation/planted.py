@@ -1,4 +1,4 @@
-"""Five bugs to plant into a copy of the tree, each as the text that it replaces, and the checks of which one must see it."""
+"""Five bugs to plant into a copy of the tree, each as the text it replaces, and the checks of which one must see it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLANTED = (
         "journal_after_post",
         (
             ("hooks/juice_hook.py", "    yield from write_journal(job.id, kept)\n    return mine, leftovers\n",
-             "    if state == \"denied\":\n        yield from write_journal(job.id, kept)\n    return mine, leftovers\n"),
+             "    if state == 'denied':\n        yield from write_journal(job.id, kept)\n    return mine, leftovers\n"),
             (
                 "hooks/juice_hook.py",
                 "    attempts, _ = yield from read_journal(job.id)\n    for attempt in attempts:\n"
