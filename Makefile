@@ -47,7 +47,7 @@ slurm-tree: install
 	@echo "JUICE_SIM_SLURM_TREE=$(abspath $(TREE))"
 
 test: install-dev system-packages slurm-tree
-	JUICE_SIM_SLURM_TREE=$(abspath $(TREE)) $(BIN)/python -m pytest $(ARGS)
+	JUICE_SIM_SLURM_TREE=$(abspath $(TREE)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: install-dev
 	$(BIN)/ruff format --check .
