@@ -26,12 +26,10 @@ another way, and may stop between any two.
 Python 3.6 or later, its standard library, and libsodium (the system's library, or the one inside PyNaCl).
 """
 
+import _socket as socket  # what the module socket is made of; that one loads enum, which costs more than all the rest
 import errno
 import fcntl
-import json
 import os
-import re
-import socket
 import stat
 import sys
 import time
@@ -42,9 +40,8 @@ MAX_SESSION_FILE = 65536
 FRESH = 3600.0  # seconds: an unfinished attempt older than this belongs to an earlier job of the same id
 GRACE = 300.0  # seconds: reconcile leaves younger things alone, for Slurm's list of jobs may be older than they are
 WISHES = ("POOL", "GPU_COUNT", "VRAM", "VRAM_STRICT", "MATCH_LABELS", "TOLERATES")
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*\Z")
-SELECTOR = re.compile(r"[A-Za-z0-9._/=!,() -]+\Z")
-UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
+HEX = frozenset("0123456789abcdefABCDEF")
+WORD = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 class Denied(Exception):
@@ -90,12 +87,84 @@ def whole_number(text, least, most):
     return int(text)
 
 
+# Neither re nor json (which needs re) is loaded: together they cost as much as starting Python.
+
+
+def is_label(text):
+    """A letter or digit, then also any of `._/-`; ASCII."""
+    return text[:1] in WORD and WORD.union("._/-").issuperset(text)
+
+
+def is_selector(text):
+    return WORD.union("._/=!,() -").issuperset(text)
+
+
+def is_uuid(text):
+    return [len(part) for part in text.split("-")] == [8, 4, 4, 4, 12] and HEX.issuperset(text.replace("-", ""))
+
+
+def without_ids(text):
+    """`text` with no more than the first eight digits of each UUID: whoever knows the id of a session can use it."""
+    parts, start, at = [], 0, text.find("-")
+    while at >= 0:
+        end = at + 1
+        is_start = at - 8 >= start and HEX.issuperset(text[at - 8 : at] + text[at + 1 : at + 5])
+        if is_start and text[at + 5 : at + 6] == "-":
+            while end < len(text) and (text[end] in HEX or text[end] == "-"):
+                end += 1
+            if end - at - 6 >= 22:
+                parts.append(text[start:at] + "-...")
+                start = end
+            else:
+                end = at + 1
+        at = text.find("-", end)
+    return "".join(parts) + text[start:]
+
+
+class ScannerSettings:
+    """How json.loads() sets its scanner."""
+
+    strict, object_hook, object_pairs_hook = True, None, None
+    parse_float, parse_int, parse_constant = float, int, float
+
+
+def parse_json(text):
+    """json.loads(text), by the scanner in C that is below it. ValueError; RecursionError when nested too deeply."""
+    try:
+        from _json import make_scanner
+    except ImportError:  # a Python without its accelerators
+        import json
+
+        return json.loads(text)
+    text = text.strip(" \t\r\n")
+    try:
+        value, end = make_scanner(ScannerSettings)(text, 0)
+    except StopIteration:
+        raise ValueError("not JSON")
+    if end != len(text):
+        raise ValueError("more follows the JSON value")
+    return value
+
+
+def json_text(value, compact=True, sort=True):
+    """json.dumps(value), by the encoder in C that is below it."""
+    try:
+        from _json import encode_basestring_ascii, make_encoder
+    except ImportError:
+        import json
+
+        return json.dumps(value, sort_keys=sort, separators=(",", ":") if compact else None)
+    between, after = (",", ":") if compact else (", ", ": ")
+    encode = make_encoder({}, None, encode_basestring_ascii, None, after, between, sort, False, True)
+    return "".join(encode(value, 0))
+
+
 def label_pairs(text):
     """`k=v,k2=v2` as a dictionary, or None when it is anything else."""
     pairs = {}
     for part in text.split(",") if len(text) <= 1024 else ("",):
         key, mark, value = part.partition("=")
-        if not mark or not LABEL.match(key) or (value and not LABEL.match(value)) or key in pairs:
+        if not mark or not is_label(key) or (value and not is_label(value)) or key in pairs:
             return None
         pairs[key] = value
     return pairs
@@ -134,7 +203,7 @@ class Settings:
         self.pools = {}
         for pair in text("POOLS").split():
             name, _, pool_id = pair.rpartition("=")
-            if not name or not UUID.match(pool_id):
+            if not name or not is_uuid(pool_id):
                 self.problems.append(
                     "JUICE_POOLS: %s is not name=uuid; write JUICE_POOLS='NAME=UUID ...'" % quoted(pair)
                 )
@@ -194,7 +263,7 @@ class Job:
 
 def key_part(cluster):
     """The cluster's name as it may stand in a header, a key and the name of a session."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", cluster)[:64]
+    return "".join(c if c in WORD or c in "._-" else "_" for c in cluster[:64])
 
 
 def requirements(job):
@@ -233,7 +302,7 @@ def requirements(job):
         labels = label_pairs(wishes["MATCH_LABELS"])
         if labels is not None:
             body["matchLabels"] = labels  # the form that every controller knows
-        elif len(wishes["MATCH_LABELS"]) <= 1024 and SELECTOR.match(wishes["MATCH_LABELS"]):
+        elif len(wishes["MATCH_LABELS"]) <= 1024 and is_selector(wishes["MATCH_LABELS"]):
             body["labelSelector"] = wishes["MATCH_LABELS"]
         else:
             raise refused("--juice-match-labels", wishes["MATCH_LABELS"], "k=v, k!=v, k in (a,b), separated by commas")
@@ -293,7 +362,7 @@ class Reply:
     def json(self):
         """The body as a JSON value; None when it is not JSON."""
         try:
-            return json.loads(self.body.decode("utf-8"))
+            return parse_json(self.body.decode("utf-8"))
         except (ValueError, RecursionError):
             return None
 
@@ -514,7 +583,7 @@ def session_path(job_id):
 def parse_journal(data):
     """The attempts in the bytes of a journal file. ValueError when it is damaged."""
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = parse_json(data.decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply")
     if not isinstance(value, dict) or not isinstance(value.get("attempts"), list):
@@ -568,7 +637,7 @@ def write_journal(job_id, attempts):
     if not attempts:
         yield RemoveFile(journal_path(job_id))
         return
-    text = json.dumps({"version": 1, "job": job_id, "attempts": attempts}, sort_keys=True)
+    text = json_text({"version": 1, "job": job_id, "attempts": attempts}, compact=False)
     yield WriteFile(journal_path(job_id), text.encode("utf-8"), 0o600)
 
 
@@ -753,13 +822,13 @@ def body_for(job, settings, until):
     """The request as JSON text, with the id of the pool that the user named."""
     body = requirements(job)
     pool = job.wishes["POOL"]
-    if UUID.match(pool):
+    if is_uuid(pool):
         body["poolId"] = pool.lower()
     elif pool in settings.pools:
         body["poolId"] = settings.pools[pool]
     else:
         body["poolId"] = yield from look_up_pool(pool, settings, until)
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    text = json_text(body)
     if len(text) > 2560:
         raise Denied(
             "labels and tolerations are too long: the request would have %d bytes, accepted are 2560" % len(text)
@@ -783,7 +852,7 @@ def look_up_pool(name, settings, until):
             "GET /v1/pools: the answer is not a JSON array; is JUICE_CONTROLLER the address of a Juice controller?"
         )
     pools = [
-        p for p in pools if isinstance(p, dict) and isinstance(p.get("name"), str) and UUID.match(str(p.get("id")))
+        p for p in pools if isinstance(p, dict) and isinstance(p.get("name"), str) and is_uuid(str(p.get("id")))
     ]
     found = [p["id"] for p in pools if p["name"] == name]
     if not found:
@@ -798,7 +867,7 @@ def look_up_pool(name, settings, until):
 def session_id(reply):
     """The id in the answer to a request for a session. TryLater when there is none."""
     text = reply.body[:100].decode("ascii", "replace").strip().strip('"')
-    if not UUID.match(text):
+    if not is_uuid(text):
         raise TryLater("POST %s: %s: the answer holds no session id" % (REQUEST_PATH, reply.reason()))
     return text
 
@@ -851,7 +920,7 @@ def obtain(job, mine, until):
 
 def not_stored(mine, until):
     """The controller has no session of the id that it gave us. The open-source one does so when the pool is unknown."""
-    pool_id = json.loads(mine["body"]).get("poolId", "")
+    pool_id = parse_json(mine["body"]).get("poolId", "")
     reply = yield from ask(until, "GET", "/v1/pool/" + pool_id, not_found=True)
     if reply.says_not_found():
         raise Denied("the Juice controller has no pool of the id %s" % pool_id)
@@ -861,7 +930,7 @@ def not_stored(mine, until):
 def granted_fields(job, mine, session, until):
     """The records of the session file, but for the first three. TryLater when the session is not what was asked for."""
     gpus, address = session.get("gpus"), session.get("address")
-    body = json.loads(mine["body"])
+    body = parse_json(mine["body"])
     usable = isinstance(gpus, list) and all(isinstance(g, dict) and isinstance(g.get("index"), int) for g in gpus)
     if not usable or len(gpus) < len(body["gpus"]):
         raise TryLater(
@@ -885,7 +954,7 @@ def granted_fields(job, mine, session, until):
         ("gpu_indexes", ",".join(str(gpu["index"]) for gpu in gpus)),
         ("gpu_names", ",".join(names)),
         ("vram_bytes", ",".join(sizes)),
-        ("config", json.dumps(config, separators=(",", ":"))),
+        ("config", json_text(config, sort=False)),
     ]
 
 
@@ -898,7 +967,7 @@ def gpus_of_agent(session, address, pool_id, until):
     agent_id = ""
     for event in story if isinstance(story, list) else ():
         agent_id = event.get("agent_id") or agent_id if isinstance(event, dict) else agent_id
-    if UUID.match(str(agent_id)):
+    if is_uuid(str(agent_id)):
         reply = yield Request("GET", "/v1/agent/%s" % agent_id, None, None, patience)
         agents = [reply.json()]
     else:
@@ -1081,7 +1150,7 @@ def list_sessions(prefix, until):
     for session in value:
         parts = str(session.get("name")).rsplit("/", 2) if isinstance(session, dict) else ()
         is_ours = len(parts) == 3 and parts[0] == prefix and parts[1].isdigit() and parts[2].isdigit()
-        if is_ours and UUID.match(str(session.get("id"))) and session.get("state") in ("queued", "assigned", "active"):
+        if is_ours and is_uuid(str(session.get("id"))) and session.get("state") in ("queued", "assigned", "active"):
             found.append((session["id"], int(parts[1]), int(parts[2]), unix_time(session.get("requestedAt"))))
     return found
 
@@ -1412,9 +1481,7 @@ class Machine:
         return os.urandom(count).hex()
 
     def log(self, is_error, text):
-        text = re.sub(
-            r"([0-9a-fA-F]{8})-[0-9a-fA-F]{4}-[0-9a-fA-F-]{22,}", r"\1-...", one_line(text, 1000)
-        )  # ids are secrets
+        text = without_ids(one_line(text, 1000))
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = "%s %s[%d] %s\n" % (stamp, self.label, os.getpid(), ("ERROR " if is_error else "") + text)
         data = line.encode("utf-8", "backslashreplace")
@@ -1610,7 +1677,7 @@ class Connection:
     def __init__(self, settings, deadline):
         error = None
         for family, kind, protocol, _, address in socket.getaddrinfo(
-            settings.host, settings.port, 0, socket.SOCK_STREAM
+            settings.host.encode("ascii"), settings.port, 0, socket.SOCK_STREAM
         ):
             if not settings.tls and not settings.allow_http and is_public(family, address[0]):
                 raise SiteFault(
@@ -1645,8 +1712,14 @@ class Connection:
             context = ssl.create_default_context(cafile=settings.ca_file or None)
         except OSError as error:
             raise SiteFault("JUICE_CA_FILE %s cannot be used: %s" % (settings.ca_file, error))
+        from socket import socket as whole_socket  # ssl has loaded it
+
+        limit = self.socket.gettimeout()
+        family, kind, protocol = self.socket.family, self.socket.type, self.socket.proto
+        plain = whole_socket(family, kind, protocol, self.socket.detach())
+        plain.settimeout(limit)
         try:
-            return context.wrap_socket(self.socket, server_hostname=settings.host)
+            return context.wrap_socket(plain, server_hostname=settings.host)
         except (ssl.SSLError, ssl.CertificateError) as error:
             if isinstance(error, ssl.CertificateError) or getattr(error, "reason", "") == "CERTIFICATE_VERIFY_FAILED":
                 raise SiteFault(
