@@ -19,6 +19,7 @@ from juice_sim.hooks_install import install_hooks
 from juice_sim.machine import hook_python
 
 from .history import HookRun
+from .sandbox import client_library
 from .hook_timing import boot_time, hook_runs, read_hook_log, wrap_hook
 from .scenario import Scenario
 from .slurm.interface import JobState, Slurm, SlurmSettings
@@ -62,11 +63,11 @@ class World:
         cluster_kind: str = "none",
         seed: int = 0,
         directory: Path | None = None,
-        juice_dir: Path = Path("/opt/juice/juice"),
+        juice_dir: Path | None = None,
         extra_conf: Sequence[str] = (),
     ) -> None:
         self.scenario = scenario
-        self.juice_dir = juice_dir
+        self._given_juice_dir = juice_dir
         self._extra_conf = tuple(extra_conf)
         self.slurm_kind = slurm_kind
         self.cluster_kind = cluster_kind
@@ -95,6 +96,7 @@ class World:
             self._service = self.service = self._make_service()
             self.service.start()
             self._install_hooks()
+            self.juice_dir = self._given_juice_dir or client_library.install(self.directory)
             self._slurm = self.slurm = self._make_slurm()
             self.slurm.start()
             self.slurmctld_up.set()
@@ -151,8 +153,11 @@ class World:
         )
         timing = self.directory / "hook-timing.log"
         self._timing = timing
-        self.prolog = wrap_hook(self.hooks_dir, "prolog", self.hooks_dir / "juice-prolog.sh", timing)
-        self.epilog = wrap_hook(self.hooks_dir, "epilog", self.hooks_dir / "juice-epilog.sh", timing)
+        try:
+            self.prolog = wrap_hook(self.hooks_dir, "prolog", self.hooks_dir / "juice-prolog.sh", timing)
+            self.epilog = wrap_hook(self.hooks_dir, "epilog", self.hooks_dir / "juice-epilog.sh", timing)
+        except ValueError as error:
+            raise WorldError(f"{error}: set TMPDIR") from None
 
     def _new_token(self, lifetime_s: float) -> str:
         permissions = [

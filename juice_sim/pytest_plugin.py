@@ -122,8 +122,10 @@ def slurm(
     request: pytest.FixtureRequest, juice_slurm_back_end: str, juice_hooks: InstalledHooks, juice_directory: Path
 ) -> Iterator[Slurm]:
     """A Slurm of two nodes of four CPUs whose PrologSlurmctld and EpilogSlurmctld are the real hooks."""
+    from fake_cluster.sandbox import client_library
     from fake_cluster.slurm.interface import SlurmSettings
 
+    juice_dir = client_library.install(juice_directory)
     settings: dict[str, Any] = {
         "prolog": juice_hooks.prolog,
         "epilog": juice_hooks.epilog,
@@ -134,7 +136,7 @@ def slurm(
     if juice_slurm_back_end == "simulated":
         from fake_cluster.slurm.simulated import SimulatedSlurm
 
-        made = SimulatedSlurm(SlurmSettings(**settings))
+        made = SimulatedSlurm(SlurmSettings(**settings), juice_dir=juice_dir)
     else:
         from fake_cluster.slurm.real import RealSlurm, available
 
@@ -142,8 +144,6 @@ def slurm(
         if reason:
             _cannot("slurm", reason)
         plugin = _build_plugin(request)
-        juice_dir = juice_directory / "juice"
-        juice_dir.mkdir()
         line = f"required {plugin} {juice_dir / 'juice'} {juice_hooks.state_dir} key={juice_hooks.key_file}"
         made = RealSlurm(SlurmSettings(plugstack=[line], **settings))
     with made:

@@ -1,25 +1,32 @@
-"""Where the jobs of a sandbox find `libjuicejuda.so`, which the plugin puts into LD_PRELOAD."""
+"""Where a sandbox's jobs find `libjuicejuda.so`, which the plugin puts into LD_PRELOAD, and the command `juice`."""
 
 from __future__ import annotations
 
 import ctypes.util
+import logging
 import os
 import platform
 from pathlib import Path
 
-LIBRARY = "libjuicejuda.so"
+from juice_sim.client_build import LIBRARY, ClientBuildError, install_client
+
+log = logging.getLogger("client library")
 
 
 def install(directory: Path) -> Path:
-    """Make `directory/juice-client` with the library, and return it.
+    """Make `directory/juice-client` with the stand-in for Juice's client library, and return it.
 
-    Without a library, the loader would complain in the stderr of every program of a job. So there is always one: a link
-    to the C library, which each program has loaded anyway, changes nothing.
+    Without a compiler there is none, and the loader would complain in the stderr of every program of a job. Then a link
+    to the C library, which each program has loaded anyway, stands there and changes nothing.
     """
     target = directory / "juice-client"
     target.mkdir(exist_ok=True)
     target.chmod(0o755)
     library = target / LIBRARY
+    try:
+        install_client(target)
+    except ClientBuildError as error:
+        log.warning("programs do not connect to their agents: %s", error)
     if not library.exists():
         found = _c_library()
         if found is not None:
