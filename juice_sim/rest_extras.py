@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 from aiohttp import web
 
@@ -12,6 +14,8 @@ from .core.errors import Kind, Refused
 from .core.model import Agent, AgentState
 from .core.permissions import require_admin
 from .rest_base import Api, HttpProblem, api_of, as_json, caller, query_flag, read
+
+log = logging.getLogger("juice_sim.rest")
 
 LISTED_BY_OLD_STATUS = 20
 MAX_RULES = 1000
@@ -110,17 +114,20 @@ async def events(request: web.Request) -> web.StreamResponse:
         )
     after = max(after, oldest - 1)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
-    await response.prepare(request)
-    while True:
-        records = await service.records(after)
-        if records:
-            after = records[-1].seq
-            await response.write(b"".join(log_format.stream_line(record.seq, record.body) for record in records))
-            continue
-        if not follow or service.stopping or request.transport is None or request.transport.is_closing():
-            break
-        await service.any_event(STREAM_IDLE_S)
-    await response.write_eof()
+    try:
+        await response.prepare(request)
+        while True:
+            records = await service.records(after)
+            if records:
+                after = records[-1].seq
+                await response.write(b"".join(log_format.stream_line(record.seq, record.body) for record in records))
+                continue
+            if not follow or service.stopping or request.transport is None or request.transport.is_closing():
+                break
+            await service.any_event(STREAM_IDLE_S)
+        await response.write_eof()
+    except ConnectionResetError:
+        log.info("an event stream ended: its client has gone")
     return response
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from . import quirks as quirks_of
 from . import rest
@@ -35,8 +36,23 @@ from .webhooks import Webhooks
 
 log = logging.getLogger("juice_sim.server")
 
+http_log = logging.getLogger("juice_sim.http")
+
 ADMIN_TOKEN_FILE = "admin.token"
 ADMIN_TOKEN_LIFETIME_S = 365 * 86400.0
+
+
+def _spare_the_log(record: logging.LogRecord) -> bool:
+    """A request that is no HTTP becomes one line: aiohttp's traceback would quote it, the token included."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}, answered {error.code}", ()
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
+
+
+http_log.addFilter(_spare_the_log)
 
 
 class ServerError(Exception):
@@ -117,7 +133,7 @@ class RunningServer:
             self.service.listen(self._webhooks.on_event)
             await self._webhooks.start()
         await self.service.start()
-        self._runner = web.AppRunner(rest.build_app(self.api), access_log=None, shutdown_timeout=2.0)
+        self._runner = web.AppRunner(rest.build_app(self.api), access_log=None, logger=http_log, shutdown_timeout=2.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, settings.listen, settings.port, ssl_context=tls, backlog=4096)
         try:

@@ -258,7 +258,7 @@ class NodeType(Wire):
     max_workers: Annotated[int, Meta(ge=0, le=10**6)] = 1
 
 
-class FaultRule(Struct, kw_only=True):
+class FaultRule(Struct, kw_only=True, forbid_unknown_fields=True):
     """One rule of `/v1/faults`; see docs/contracts.md, section 5, also for the names. `fired` is only ever answered."""
 
     action: Literal["delay", "status", "drop_before", "drop_after", "hang", "garbage", "empty"]
@@ -271,7 +271,9 @@ class FaultRule(Struct, kw_only=True):
     seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     status: Annotated[int, Meta(ge=200, le=599)] = 500
     body: Annotated[str, Meta(max_length=65536)] = ""
-    retry_after: Annotated[str, Meta(max_length=64)] | Annotated[float, Meta(ge=0, le=86400)] | None = None
+    retry_after: (
+        Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*$(?!\n)")] | Annotated[float, Meta(ge=0, le=86400)] | None
+    ) = None
     fired: int = 0
 
 

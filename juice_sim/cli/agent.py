@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         hostname = args.hostname or os.uname().nodename
         gpus = make_gpus(args.model, args.gpus, vram=vram, identity=f"{hostname}/{args.listen}" if port else "")
         token = read_token(args.token_file) if args.token_file else None
+        _check_ca(args.ca_file)
         client = Client(args.controller, token, ca_file=args.ca_file)
         pool_id, pool_name, created = client.find_or_create_pool(args.pool)
     except (ValueError, ApiError) as error:
@@ -108,6 +109,16 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         return _refuse(f"cannot listen on {args.listen}: {error.strerror or error}; give another address, or port 0")
     return 0
+
+
+def _check_ca(path: str | None) -> None:
+    import ssl
+
+    try:
+        if path is not None:
+            ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise ValueError(f"--ca-file {path}: {error.strerror or error}; give a PEM file of certificates") from None
 
 
 def _refuse(error: object) -> int:

@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 def add_parser(subparsers: Any) -> None:
@@ -77,13 +78,17 @@ def run(args: argparse.Namespace) -> int:
         settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
         quirks = parse(args.quirks)
         _check_policy(settings)
+        _check_webhook(args.webhook)
     except (ValueError, UnknownQuirk) as error:
         return _refuse(error)
-    logging.basicConfig(
-        filename=args.log,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    try:
+        logging.basicConfig(
+            filename=args.log,
+            level=logging.INFO,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+    except OSError as error:
+        return _refuse(f"--log {args.log}: {error.strerror}; give a file that can be written")
     _raise_file_limit()
     # Threads that write the log must get the interpreter lock soon, or every commit waits for a busy event loop.
     sys.setswitchinterval(0.0005)
@@ -109,6 +114,12 @@ def _check_policy(settings: Any) -> None:
     from ..core.placement import policy_named
 
     policy_named(settings.default_policy)
+
+
+def _check_webhook(url: str | None) -> None:
+    parts = urlsplit(url) if url is not None else None
+    if parts is not None and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError(f"--webhook {url!r}: accepted: an http:// or https:// URL")
 
 
 def _refuse(error: object) -> int:

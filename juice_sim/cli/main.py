@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.util
 import os
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .. import __version__
 
@@ -42,8 +44,16 @@ def available() -> dict[str, str]:
     }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells bad input on one line, as everything else here does, instead of after the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        self.exit(2, f"{self.prog}: error: {text}; see {self.prog} --help\n")
+
+
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="juice-sim",
         description="A simulated Juice (GPU-over-IP) service, and the fake clusters to test its Slurm hooks in.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -78,14 +88,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" ({error.filename})" if error.filename else ""
+            print(
+                f"juice-sim {args.command}: error: {error.strerror}{where}; make room, or set TMPDIR", file=sys.stderr
+            )
+            return 1
         return _internal_error(args.command, error)
 
 
 def _internal_error(command: str, error: Exception) -> int:
     """Our own mistake: one line for the user, the traceback in a file that a report of it can quote."""
-    handle, path = tempfile.mkstemp(prefix=f"juice-sim-{command}-", suffix=".traceback")
-    with open(handle, "w", encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
+    try:
+        handle, path = tempfile.mkstemp(prefix=f"juice-sim-{command}-", suffix=".traceback")
+        with open(handle, "w", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    except OSError as unwritten:
+        path = f"its traceback, which could not be written ({unwritten.strerror})"
     text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     print(f"juice-sim {command}: internal error: {text}; please report it with {path}", file=sys.stderr)
     return 1

@@ -89,12 +89,16 @@ def _run(args: argparse.Namespace, scenario: Any, report_dir: Path) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    final_table(outcome.views, outcome.results, outcome.checks, console)
-    tell_violations(outcome.checks, console)
-    console.print(f"report    {outcome.report_dir / 'report.html'}", soft_wrap=True)
-    console.print(f"figures   {outcome.report_dir / 'results.json'}", soft_wrap=True)
-    if outcome.directory is not None:
-        console.print(f"logs      {outcome.directory}", soft_wrap=True)
+    try:
+        final_table(outcome.views, outcome.results, outcome.checks, console)
+        tell_violations(outcome.checks, console)
+        console.print(f"report    {outcome.report_dir / 'report.html'}", soft_wrap=True)
+        console.print(f"figures   {outcome.report_dir / 'results.json'}", soft_wrap=True)
+        if outcome.directory is not None:
+            console.print(f"logs      {outcome.directory}", soft_wrap=True)
+    except SystemExit:
+        # Whoever read our output (a `head`) has gone, and rich would end with 1; but the checks decide.
+        pass
     return 0 if outcome.ok else 1
 
 

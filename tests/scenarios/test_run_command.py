@@ -113,6 +113,39 @@ def test_a_name_that_could_steer_the_terminal_is_escaped(run, tmp_path: Path) ->
     assert r"\x1b[2J\n\u202ekey: unknown key" in done.stderr
 
 
+def test_a_reader_that_goes_away_changes_no_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "small.yaml").write_text(SMALL)
+    end, gone = os.pipe()
+    os.close(end)
+    with os.fdopen(gone, "wb") as pipe:
+        done = subprocess.run(
+            command("small.yaml", "--cluster", "none", "--quiet"),
+            env=environment(tmp_path),
+            cwd=tmp_path,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_temporary_directory_that_no_script_can_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "it's").mkdir()
+    (tmp_path / "small.yaml").write_text(SMALL)
+    done = subprocess.run(
+        command("small.yaml", "--cluster", "none", "--quiet"),
+        env={**environment(tmp_path), "TMPDIR": str(tmp_path / "it's")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "has a quote in it" in done.stderr and "set TMPDIR; its logs are in" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "tmp").mkdir()

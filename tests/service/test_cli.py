@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -93,6 +95,14 @@ def test_token_is_not_in_argv_output_or_log(launch, tmp_path):
         (("controller", "--policy", "wurst"), "wurst"),
         (("controller", "--queue", "lifo"), "accepted: skip, strict_fifo"),
         (("controller", "--missing-after", "-1"), "positive"),
+        (("controller", "--webhook", "ftp://x"), "an http:// or https:// URL"),
+        (("controller", "--log", "/nonexistent/x"), "a file that can be written"),
+        (("controller", "--data"), "expected one argument"),
+        (("controller", "--\x1b[2J"), r"unrecognized arguments: --\x1b[2J"),
+        (
+            ("agent", "--controller", "http://127.0.0.1:9", "--pool", "p", "--ca-file", "/dev/null"),
+            "--ca-file /dev/null",
+        ),
         (("controller", "--tls-cert", "/nonexistent.pem"), "TLS certificate"),
         (("controller", "--data", "/proc/nothing"), "give a directory"),
         (("agent", "--controller", "ftp://x", "--pool", "p"), "http://"),
@@ -181,3 +191,40 @@ def test_our_own_mistakes_are_one_line_with_the_traceback_in_a_file(
     assert line.startswith("juice-sim doctor: internal error: KeyError: 'planted'; please report it with ")
     assert line.count("\n") == 1
     assert 'raise KeyError("planted")' in Path(line.split()[-1]).read_text()
+
+
+def test_a_full_disk_is_told_and_never_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from juice_sim.cli import doctor, main
+
+    def broken(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(doctor, "run", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    error: Exception = OSError(errno.ENOSPC, "No space left on device", "/x/y")
+    assert main.main(["doctor"]) == 1
+    line = capsys.readouterr().err
+    assert line == "juice-sim doctor: error: No space left on device (/x/y); make room, or set TMPDIR\n"
+    error = KeyError("planted")
+    assert main.main(["doctor"]) == 1
+    line = capsys.readouterr().err
+    assert "KeyError: 'planted'" in line and "could not be written" in line and line.count("\n") == 1
+
+
+def test_a_request_that_is_no_http_is_one_line_of_the_log_and_never_quoted(launch, tmp_path):
+    process, line = launch("controller", "--data", str(tmp_path / "d"))
+    token = token_of(line)
+    host, port = line["url"].removeprefix("http://").rsplit(":", 1)
+    for request in (
+        f"GET / HTTP/1.1\r\nAuthorization: Bearer {token}\0\r\n\r\n",
+        f"GET / HTTP/1.1\r\nAuthorization : Bearer {token}\r\n\r\n",
+    ):
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(request.encode())
+            assert b" 400 " in connection.recv(65536)
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=30)
+    assert log.count("Error handling request from 127.0.0.1: ") == 2
+    assert token not in log and "Traceback" not in log

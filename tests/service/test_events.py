@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 
 SESSION = {"gpus": [{"vramRequired": 1 << 30}]}
@@ -101,3 +103,15 @@ def test_sessions_list_carries_times_and_reasons(admin, pool, agent):
     assert gone["closeReason"]
     assert [s["id"] for s in admin.ok("GET", "/v1/sessions?state=closed")] == [first]
     assert admin.ok("GET", "/v1/sessions?state=queued") == []
+
+
+def test_clients_that_vanish_are_no_errors_in_the_log(admin, server, caplog):
+    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    request = f"GET /v1/events?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {admin.token}\r\n\r\n".encode()
+    for number in range(20):
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset, not close
+            connection.sendall(request)
+        admin.ok("PUT", "/v1/pool", {"name": f"pool {number}"})
+    assert len(admin.ok("GET", "/v1/events").splitlines()) >= 20
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -138,3 +138,17 @@ def test_probability_is_repeatable_with_a_seed():
     assert run(1) == run(1)
     assert run(1) != run(2)
     assert 200 < sum(run(3)) < 400
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ({"action": "delay", "sekonds": 3}, "sekonds"),
+        ({"action": "status", "status": 503, "retry_after": "1\r\nX-Evil: 1"}, "retry_after"),
+        ({"action": "status", "status": 503, "retry_after": "1\n"}, "retry_after"),
+    ],
+)
+def test_a_misspelt_member_or_a_header_that_would_be_two_is_refused(admin, rule, named):
+    answer = admin("PUT", "/v1/faults", [rule])
+    assert answer.status_code == 400 and named in answer.text
+    assert admin.ok("GET", "/v1/faults") == []
