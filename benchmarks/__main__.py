@@ -1,4 +1,5 @@
-"""`python -m benchmarks [hooks] [controller] [--json FILE]`: measure, print tables, exit 1 when a target is missed."""
+"""`python -m benchmarks [hooks] [controller] [slurm] [trials] [--json FILE]`: measure, print tables, exit 1 when a target
+is missed. `slurm` (jobs per second) and `trials` (interrupted prologs) start a real Slurm; they run only when named."""
 
 from __future__ import annotations
 
@@ -74,13 +75,65 @@ def run_controller() -> tuple[list[dict[str, Any]], bool]:
     return [asdict(row) for row in measured], all(row.rate >= CYCLES_TARGET for row in measured)
 
 
+def run_slurm() -> tuple[list[dict[str, Any]], bool]:
+    """Jobs per second through a real slurmctld; (rows, all targets met)."""
+    from . import slurm_throughput
+
+    measured = slurm_throughput.measure()
+    _table(
+        f"Jobs per second through slurmctld with {slurm_throughput.NODES} slurmd",
+        ("hooks", "jobs/s (least-most)", "ratio", "to", "target"),
+        [
+            (
+                row.name,
+                f"{row.rate:.1f} ({min(row.rates):.1f}-{max(row.rates):.1f})",
+                f"{row.ratio:.2f}",
+                row.yardstick,
+                "" if row.target is None else f"{row.target:g}",
+            )
+            for row in measured
+        ],
+    )
+    return [asdict(row) for row in measured], all(row.ok for row in measured)
+
+
+def run_trials() -> tuple[list[dict[str, Any]], bool]:
+    """A hundred interruptions of each kind on a real Slurm; (rows, nothing left and no session lost)."""
+    from . import trials
+
+    measured = trials.measure()
+    _table(
+        "Prologs interrupted at random moments; left: sessions, journals and session files whose job is gone",
+        ("kind", "trials", "jobs", "left before reconcile", "after", "looks at running jobs", "without session"),
+        [
+            (
+                row.name,
+                str(row.trials),
+                str(row.jobs),
+                str(len(row.left_before)),
+                str(len(row.left_after)),
+                str(row.beats),
+                str(len(row.without_session)),
+            )
+            for row in measured
+        ],
+    )
+    courses = [(row.name, course, str(count)) for row in measured for course, count in sorted(row.variants.items())]
+    _table("What was seen", ("kind", "course", "times"), courses)
+    return [asdict(row) for row in measured], all(row.ok for row in measured)
+
+
+ALWAYS = {"hooks": run_hooks, "controller": run_controller}
+NEED_SLURM = {"slurm": run_slurm, "trials": run_trials}
+
+
 def main(arguments: Sequence[str]) -> int:
-    known = {"hooks": run_hooks, "controller": run_controller}
+    known = {**ALWAYS, **NEED_SLURM}
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="*", choices=[*known, []], help="default: all")
+    parser.add_argument("what", nargs="*", choices=[*known, []], help=f"default: {', '.join(ALWAYS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     args = parser.parse_args(arguments)
-    found = {name: known[name]() for name in args.what or known}
+    found = {name: known[name]() for name in args.what or ALWAYS}
     if args.json:
         args.json.write_text(json.dumps({name: rows for name, (rows, _) in found.items()}, indent=2) + "\n")
     missed = [name for name, (_, ok) in found.items() if not ok]

@@ -20,13 +20,16 @@ from .slurm_site import POOL, Site
 NODES = 4
 GPUS = 64
 CURL_PROLOG = """#!/bin/sh
-# The requests of the hooks, without their care: no journal, no seal, no retry.
+# The requests of the hooks, without their care: no journal, no seal, no retry, no reading of the answers. Those that
+# need nothing of each other's answers share one curl and its connection.
 [ "$SLURM_JOB_NAME" = curl ] || exit 0
 ask() { /usr/bin/curl -sf -H @%(header)s -H 'Content-Type: application/json' "$@"; }
+ask %(url)s/v1/pools >/dev/null || exit 1
 id=$(ask -d '{"poolId":"%(pool)s","gpus":[{"vramRequired":0}]}' %(url)s/v1/request/session) || exit 1
-case $(ask "%(url)s/v1/session/$id?wait=4") in *'"active"'*) ;; *) exit 1 ;; esac
-ask "%(url)s/v1/session/$id/story" >/dev/null || exit 1
-ask "%(url)s/v1/agents?pool_id=%(pool)s" >/dev/null || exit 1
+case $(ask "%(url)s/v1/session/$id?wait=4" "%(url)s/v1/session/$id/story" "%(url)s/v1/agent/%(agent)s") in
+*'"active"'*) ;;
+*) exit 1 ;;
+esac
 echo "$id" >%(directory)s/$SLURM_JOB_ID
 """
 CURL_EPILOG = """#!/bin/sh
@@ -68,7 +71,10 @@ def _scripts(site: Site) -> Mapping[str, Kind]:
     header = directory / "header"
     header.touch(mode=0o600)
     header.write_text(f"Authorization: Bearer {(site.hooks_dir / 'token').read_text().strip()}\n")
+    with site.client() as client:
+        agent = client.agents()[0].id
     values = {
+        "agent": agent,
         "header": header,
         "pool": site.service.pool_ids[POOL],
         "url": site.service.url,
