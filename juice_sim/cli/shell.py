@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     environment = shell_environment(ready["environment"])
     environment[NAME_VARIABLE] = place.name
+    # For nvidia-smi and juice: srun looks for its program before the client library can. Last, so that real ones win.
+    environment["PATH"] += f":{place.directory / 'juice-client'}"
     sys.stdout.flush()
     if sys.stdin.isatty():
         return _interactive(place, environment)

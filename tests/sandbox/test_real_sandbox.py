@@ -32,10 +32,11 @@ def test_the_documented_commands_work_as_they_stand(real):
     srun --juice-pool=test hostname -A > /dev/null && echo one
     srun --juice-pool=test --juice-gpu-count=2 sh -c 'echo $CUDA_VISIBLE_DEVICES'
     srun --juice-pool=test --juice-vram=1 sh -c 'echo $JUICE_SESSION_VRAM'
+    srun --juice-pool=test --juice-vram=1 nvidia-smi --query-gpu=name,memory.total --format=csv,noheader | tr -d ' '
     srun --juice-pool=nope true
     """
     done = shell(real, commands)
-    assert done.stdout.split() == ["one", "0,1", str(1 << 30)]
+    assert done.stdout.split() == ["one", "0,1", str(1 << 30), "NVIDIAA10,1024MiB"]
     assert 'denied: unknown pool "nope"; known: test' in done.stderr
     assert "LD_PRELOAD" not in done.stderr
 
