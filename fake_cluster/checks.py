@@ -141,11 +141,14 @@ def no_job_without_session(views: Views, slack: float = 0.25) -> list[Violation]
 def _refused(views: Views, job: JobLife) -> bool:
     """Whether the node refused to start the job's program: by a denial, or because it found no valid session file.
 
-    Slurm shows such a job as running for a moment, but nothing of the user's ran.
+    Slurm shows such a job as running for a moment, but nothing of the user's ran. A component of a het job is shown so
+    for as long as the first one runs its script; a step in it would be refused, and there need not be one.
     """
+    denied = any(run.hook == "prolog" and run.verdict == "denied" for run in views.hook_runs.get(job.job_id, []))
+    if denied and job.last.het_offset:
+        return True
     if job.last.state is not JobState.FAILED:
         return False
-    denied = any(run.hook == "prolog" and run.verdict == "denied" for run in views.hook_runs.get(job.job_id, []))
     return denied or any(
         output.job_id == job.job_id and not output.stdout and "juice" in output.stderr
         for output in views.history.of(JobOutput)

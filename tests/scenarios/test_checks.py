@@ -148,6 +148,22 @@ def test_jobs_that_were_refused_on_the_node_or_have_no_juice_options() -> None:
     assert "no_job_without_session" not in failed(made.history())
 
 
+def test_a_het_component_that_was_denied_runs_nothing_beside_the_first_one() -> None:
+    made = Made()
+    made.agent()
+    made.session("s1", 1, 1.0, 6.0)
+    made.job(1, 2.0, JobState.RUNNING, het_job_id=1, het_offset=0)
+    made.prolog(2, 1.0, "denied")
+    made.job(2, 2.0, JobState.RUNNING, het_job_id=1, het_offset=1)
+    for job in (1, 2):
+        made.job(job, 5.0, JobState.COMPLETED, het_job_id=1, het_offset=job - 1)
+    assert "no_job_without_session" not in failed(made.history())
+    made.job(3, 2.0, JobState.RUNNING, het_job_id=3, het_offset=0)  # the first one has no such excuse
+    made.prolog(3, 1.0, "denied")
+    made.job(3, 5.0, JobState.COMPLETED, het_job_id=3, het_offset=0)
+    assert failed(made.history())["no_job_without_session"].violations[0].subject == "job 3"
+
+
 def test_two_sessions_of_one_job_at_once() -> None:
     made = Made()
     made.agent(gpus=2)
