@@ -104,7 +104,7 @@ def summarize(policy: str, runs: Sequence[Run]) -> Summary:
     """Medians and spread of the runs of one policy."""
     levels = {}
     for level in LEVELS:
-        values = [point.allocated for run in runs for point in run.points if point.arrived == level]
+        values = [value for run in runs if (value := run.allocation(level)) is not None]
         if len(values) == len(runs):
             levels[level] = Spread(round(median(values), 2), min(values), max(values))
     seconds = [run.cpu_s for run in runs]
@@ -153,7 +153,7 @@ def as_json(study: Study) -> dict[str, object]:
                 "cpu_s": round(run.cpu_s, 3),
                 "tasks": run.tasks,
                 "placed": run.placed,
-                **{f"allocation_{point.arrived}": point.allocated for point in run.points if point.arrived in LEVELS},
+                **{f"allocation_{level}": run.allocation(level) for level in LEVELS},
             }
             for run in summary.runs
         ]

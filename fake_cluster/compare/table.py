@@ -19,7 +19,8 @@ def print_study(study: Study, found: list[Finding], console: Console) -> None:
     published = published_for(study.pods, study.ratio)
     seeds = f"{len(study.seeds)} seeds from {study.seeds[0]}"
     title = f"GPUs in use, % of {study.gpus} on {study.nodes} nodes; median (least-most) of {seeds}"
-    table = Table(title=title, title_justify="left", show_lines=False)
+    console.print(title, soft_wrap=True)
+    table = Table()
     table.add_column("policy")
     for level in LEVELS:
         table.add_column(f"{level} % arrived", justify="right", no_wrap=True)

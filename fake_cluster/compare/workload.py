@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..strict_yaml import BadInput
+from ..bad_input import BadInput
 from ..traces.job import Tally
 from ..traces.load import open_text
 from ..traces.openb import MILLI, OpenbNode, OpenbTask, WrongHeader, read_nodes, read_tasks
@@ -146,9 +146,10 @@ def draw_arrivals(workload: Workload, seed: int, ratio: float = 1.3) -> Arrivals
     tasks = list(workload.tasks)
     source.shuffle(tasks)
     total = sum(task.gpu_total for task in tasks)
+    more = total < target
     while total > target:
         total -= tasks.pop(source.intn(len(tasks))).gpu_total
-    while total < target:
+    while more:  # until one is too much: when the sum is met exactly, tasks without GPUs may still follow
         task = workload.tasks[source.intn(len(workload.tasks))]
         if total + task.milli > target:
             break

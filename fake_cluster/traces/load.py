@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from ..strict_yaml import BadInput
+from ..bad_input import BadInput
 from . import openb, sacct, swf
 from .job import BadRow, BadValue, LeftOut, Tally, TraceJob
 from .mapping import Mapping, RawJob, load_mapping

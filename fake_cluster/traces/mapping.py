@@ -31,19 +31,17 @@ from pathlib import Path
 from juice_sim.core.units import ACCEPTED as VRAM_ACCEPTED
 from juice_sim.core.units import parse_vram
 
+from ..bad_input import BadInput, Reading, suggestion
 from ..strict_yaml import (
-    BadInput,
     Choice,
     Key,
     ListOf,
     MapOf,
     Parsed,
-    Reading,
     Section,
     Text,
     Whole,
     read_yaml_file,
-    suggestion,
 )
 from .job import BadValue, LeftOut, TraceJob
 

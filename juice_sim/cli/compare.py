@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
         import numpy  # noqa: F401
     except ImportError:
         return _refuse("numpy is needed for the study and is not installed: pip install numpy")
+    from fake_cluster.bad_input import BadInput
     from fake_cluster.compare.policies import policies_named
     from fake_cluster.compare.workload import load_openb
-    from fake_cluster.strict_yaml import BadInput
 
     data = args.data if args.data is not None else os.environ.get(DATA_VARIABLE)
     if not data:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_cluster.strict_yaml import BadInput
+from fake_cluster.bad_input import BadInput
 from fake_cluster.traces import TraceJob, detect_format, load_mapping, load_trace, read_trace
 
 GIB = 1 << 30
