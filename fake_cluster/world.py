@@ -18,8 +18,8 @@ from juice_sim import resources
 from juice_sim.hooks_install import install_hooks
 from juice_sim.machine import hook_python
 
+from . import client_library
 from .history import HookRun
-from .sandbox import client_library
 from .hook_timing import boot_time, hook_runs, read_hook_log, wrap_hook
 from .scenario import Scenario
 from .slurm.interface import JobState, Slurm, SlurmSettings

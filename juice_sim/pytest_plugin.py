@@ -122,7 +122,7 @@ def slurm(
     request: pytest.FixtureRequest, juice_slurm_back_end: str, juice_hooks: InstalledHooks, juice_directory: Path
 ) -> Iterator[Slurm]:
     """A Slurm of two nodes of four CPUs whose PrologSlurmctld and EpilogSlurmctld are the real hooks."""
-    from fake_cluster.sandbox import client_library
+    from fake_cluster import client_library
     from fake_cluster.slurm.interface import SlurmSettings
 
     juice_dir = client_library.install(juice_directory)

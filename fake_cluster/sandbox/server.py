@@ -23,13 +23,13 @@ from typing import Any
 from juice_sim.client import ApiError, Client
 from juice_sim.core.units import format_vram
 
+from .. import client_library
 from ..scenario import PoolSpec
 from ..slurm.interface import CommandFailed
 from ..slurm.runners import LocalRunner, Runner, Running, Task
 from ..slurm.supervisor import PR_SET_PDEATHSIG, prctl
 from ..world import World
 from ..world_service import LocalService, Service, WorldError
-from . import client_library
 from .control import ControlServer, Reply
 from .licenses import SandboxLicenses
 from .places import Place, write_json

@@ -1,4 +1,4 @@
-"""Where a sandbox's jobs find `libjuicejuda.so`, which the plugin puts into LD_PRELOAD, and the command `juice`."""
+"""Where jobs find `libjuicejuda.so`, which the plugin puts into LD_PRELOAD, and the command `juice`."""
 
 from __future__ import annotations
 
