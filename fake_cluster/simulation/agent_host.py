@@ -230,6 +230,9 @@ class AgentHost:
             self._controller.handle(command, self._principal)
 
             def show() -> None:
+                if self._pace_s:
+                    respond(None)  # the record will be read afresh, when there may be more in it
+                    return
                 try:
                     answer = self._read_record(command.agent_id)
                 except Refused as error:
@@ -242,11 +245,12 @@ class AgentHost:
             else:
                 show()
 
-        def done(answer: tuple[core.RecordRead, int]) -> None:
+        def done(answer: tuple[core.RecordRead, int] | None) -> None:
             self._waiting = False
             self._carry_out(self.core.handle(core.ReportAccepted()))
             if wait:
-                self._record, self._seen = answer
+                if answer is not None:
+                    self._record, self._seen = answer
                 self._poll_in(self._pace_s)
             else:
                 self._poll_in(0.0 if self.core.has_news else self.core.next_poll_s)

@@ -1,8 +1,8 @@
 """The controller as a process: the real `Controller`, the real log, and what a crash takes away.
 
 Order of things as in `juice_sim/service.py`: a command is carried out at once, its events join the open batch, the
-batch is committed, and only then is anything answered or shown to those who wait. A crash loses what was not committed; a
-batch that was being written may or may not have reached the disk. After a restart the log is folded into a new
+batch is committed, and only then is anything answered or shown to those who wait. A crash loses what was not committed;
+a batch that was being written may or may not have reached the disk. After a restart the log is folded into a new
 Controller by the service's own `fold`.
 """
 

@@ -1,8 +1,8 @@
 """A directory tree as a disk keeps it: what is written is seen at once, but only what was synced survives a power loss.
 
 The promises are those of POSIX and a journalling file system, no more: `fsync` of a file keeps its content, `fsync` of
-a directory keeps the names in it; without them a crash keeps any prefix of the changes of names in a directory, and of a
-file that was not synced nothing, a part, NUL bytes, or all.
+a directory keeps the names in it; without them a crash keeps any prefix of the changes of names in a directory, and of
+a file that was not synced nothing, a part, NUL bytes, or all.
 """
 
 from __future__ import annotations

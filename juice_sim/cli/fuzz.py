@@ -17,9 +17,9 @@ def add_parser(subparsers: Any) -> None:
         "fuzz",
         help="deterministic simulation with injected faults, many seeds",
         description="Run the real hooks, controller, agents and Slurm rules in virtual time, with faults drawn from "
-        "each seed, and check that no GPU is lost or handed out twice. The same seed gives the same run, byte for byte. A "
-        "failing run is cut down, its story told, and the command shown that replays it. Exit code: 0 when all seeds "
-        "are fine, 1 when one fails, 2 for bad input.",
+        "each seed, and check that no GPU is lost or handed out twice. The same seed gives the same run, byte for "
+        "byte. A failing run is cut down, its story told, and the command shown that replays it. Exit code: 0 when all "
+        "seeds are fine, 1 when one fails, 2 for bad input.",
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds (default: 100, or no limit with --time)")
     parser.add_argument("--first-seed", type=int, default=1, metavar="K", help="default: %(default)s")

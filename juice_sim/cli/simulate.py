@@ -18,10 +18,10 @@ def add_parser(subparsers: Any) -> None:
         "simulate",
         help="run a scenario or a trace in virtual time",
         description="Run jobs through the real rules of Slurm, the real hooks, controller and agents in virtual time: "
-        "as fast as the logic can be computed, without faults, without processes. What runs is a scenario, a trace (openb "
-        "CSV, Standard Workload Format, sacct --parsable2), or, with --jobs and --agents alone, a synthetic load. "
-        "Writes results.json and jobs.csv, and for scenarios of up to 20,000 jobs the report of `juice-sim run`. Exit "
-        "code: 0 when all checks hold, 1 when one fails, 2 for bad input, 130 when interrupted.",
+        "as fast as the logic can be computed, without faults, without processes. What runs is a scenario, a trace "
+        "(openb CSV, Standard Workload Format, sacct --parsable2), or, with --jobs and --agents alone, a synthetic "
+        "load. Writes results.json and jobs.csv, and for scenarios of up to 20,000 jobs the report of `juice-sim run`. "
+        "Exit code: 0 when all checks hold, 1 when one fails, 2 for bad input, 130 when interrupted.",
     )
     parser.add_argument(
         "what", nargs="?", metavar="SCENARIO|TRACE", help="a scenario (file or shipped name) or a trace file"
