@@ -37,8 +37,8 @@ def test_an_attempt_that_an_epilog_is_releasing_is_not_forgotten_by_its_prolog(s
 
 
 def test_a_late_prolog_of_a_start_that_runs_already_takes_nothing_from_it(site, process, juice):
-    # slurmctld was killed and has run the prolog again; the first one, which nobody waits for any more, comes late to the
-    # attempt of the second, fails, and must leave session and session file to the job that runs on them.
+    # slurmctld was killed and has run the prolog again. The first one, which nobody waits for any more, comes late to
+    # the attempt of the second, fails, and must leave session and session file to the job that runs on them.
     late = process(site, "prolog", job_id=12, restart=0)
     assert not late.holds_a_lock
     assert site.prolog(job_id=12, restart=0) == 0
