@@ -232,7 +232,7 @@ ARRIVAL = OneOf(
 
 _ASK = [
     Key("pool", _NAME, "`--juice-pool`; without it the job has no Juice options, unless its script has."),
-    Key("gpu_count", Whole(1, 1024), "`--juice-gpu-count`.", default="1"),
+    Key("gpu_count", Whole(1, 64), "`--juice-gpu-count`.", default="1"),
     Key("vram", Text(max_length=40, loose=True), "`--juice-vram`: a slice of this size; without it whole GPUs."),
 ]
 

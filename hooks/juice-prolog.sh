@@ -39,8 +39,11 @@ unset JUICE_CONTROLLER JUICE_TOKEN JUICE_TOKEN_FILE JUICE_STATE_DIR JUICE_KEY_FI
     JUICE_CLUSTER JUICE_LOG JUICE_PYTHON JUICE_ALLOW_HTTP
 JUICE_CONFIG=$juice_dir/juice-config.sh
 [ -r "$JUICE_CONFIG" ] || juice_fail "$JUICE_CONFIG" "cannot be read; SlurmUser must be able to (chown, chmod 0640)"
+# A configuration that ends the shell, by a syntax error or an exit of its own, must not look like a hook that is content.
+trap 'juice_fail "$JUICE_CONFIG" "ended the hook; it may only set variables: sh -n $JUICE_CONFIG shows a syntax error"' EXIT
 # shellcheck source-path=SCRIPTDIR source=juice-config.sh disable=SC1091
 . "$JUICE_CONFIG"
+trap - EXIT
 
 juice_token=${JUICE_TOKEN-}
 unset JUICE_TOKEN # from here on it is in this shell and in the pipe below only, even if juice-config.sh exports it

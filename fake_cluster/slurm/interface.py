@@ -105,7 +105,7 @@ class Slurm(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start slurmctld and the nodes and return when they take jobs. Raises TimeoutError with the daemons' own errors."""
+        """Start slurmctld and the nodes; return when they take jobs. TimeoutError tells the daemons' own errors."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -152,7 +152,7 @@ class Slurm(ABC):
 
     @abstractmethod
     def wait(self, job_id: int, until: Callable[[Job], bool] | None = None, timeout_s: float = 120.0) -> Job:
-        """Wait until the job has ended (or `until` holds) and return it. TimeoutError carries the job and slurmctld's log."""
+        """Wait until the job has ended (or `until` holds) and return it. TimeoutError tells job and slurmctld's log."""
 
     @abstractmethod
     def release_begin_time(self, job_id: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _BUSY_TRIES = 100
+STEP_VARIABLE = "JUICE_SIM_STEP"  # marks what belongs to a task, whatever session or group it has moved to
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _spawn(task: Task) -> subprocess.Popen[bytes]:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            env=dict(task.environment),
+            env={**task.environment, STEP_VARIABLE: str(task.marker)},
             cwd=task.directory,
             start_new_session=True,
             **identity,
@@ -112,9 +113,26 @@ def _ending(status: int) -> tuple[int, int]:
     return (status, 0) if status >= 0 else (0, -status)
 
 
+def _end_strays(marker: Path) -> None:
+    """Kill what the task has left in sessions of its own: a node's proctrack plugin would not let it live, either."""
+    mark = f"{STEP_VARIABLE}={marker}\0".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            process = os.pidfd_open(int(entry))
+            try:
+                # Read after the descriptor was opened: so the environment is that of the process that is killed.
+                if mark in Path(f"/proc/{entry}/environ").read_bytes():
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
+
+
 class _Local(Running):
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], marker: Path) -> None:
         self._process = process
+        self._marker = marker
         self._lock = threading.Lock()
 
     def wait(self) -> tuple[int, int]:
@@ -124,6 +142,7 @@ class _Local(Running):
         with self._lock:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            _end_strays(self._marker)
             return _ending(self._process.wait())
 
     def kill(self, sig: int) -> None:
@@ -137,7 +156,7 @@ class LocalRunner(Runner):
     """Processes of this host, children of this process."""
 
     def start(self, task: Task) -> Running:
-        return _Local(spawn(task))
+        return _Local(spawn(task), task.marker)
 
 
 def run_in_ray(task: Task) -> tuple[int, int]:

@@ -187,6 +187,15 @@ def test_settings_do_not_come_from_the_environment(site, juice):
     assert site.shell("juice-prolog.sh", env=env).returncode == 0
 
 
+@pytest.mark.parametrize("line", ["exit 0", "if true; then", "unknown_function || exit 0"])
+def test_a_config_that_ends_the_shell_does_not_let_the_job_through(line, site):
+    config = site.hooks / "juice-config.sh"
+    config.write_text(f"{config.read_text()}{line}\n")
+    result = site.shell("juice-prolog.sh", env=site.environment())
+    assert result.returncode == 1
+    assert "it may only set variables" in result.stderr
+
+
 def test_missing_parts_are_named(site):
     (site.hooks / "juice-config.sh").unlink()
     result = site.shell("juice-prolog.sh", env=site.environment())

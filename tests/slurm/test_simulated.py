@@ -198,3 +198,18 @@ def test_jobs_with_their_users_rights(simulated):
         assert simulated.ended(job_id).state is JobState.COMPLETED
         assert (directory / "out").read_text() == "65534\n"
         assert (directory / "out").stat().st_uid == 65534
+
+
+def test_what_a_job_leaves_in_a_session_of_its_own_ends_with_the_job(simulated):
+    simulated.start()
+    job = simulated.submit(f"setsid sleep 300 </dev/null >/dev/null 2>&1 & echo $! > {simulated.directory}/stray")
+    assert simulated.ended(job).state is JobState.COMPLETED
+    stray = int((simulated.directory / "stray").read_text())
+    simulated.until("the stray process is gone", lambda: not _lives(stray))
+
+
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
