@@ -37,7 +37,7 @@ def without_juice(runs: int = 15) -> list[Row]:
 
 
 def with_juice(runs: int = 25) -> list[Row]:
-    """A granted prolog and the epilog that follows; the yardstick is an idle `python3 -I -S -c pass`. Target: at most 5."""
+    """A granted prolog and the epilog after it; the yardstick is an idle `python3 -I -S -c pass`. Target: at most 5."""
     python = hook_python()
     with tempfile.TemporaryDirectory() as name, LocalJuice() as juice:
         juice.add_pool("test", agents=1, gpus=1)

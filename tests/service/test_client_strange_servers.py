@@ -1,4 +1,4 @@
-"""The client in front of what is no Juice controller: proxies, login pages, load balancers. Answers scripted in order."""
+"""The client in front of what is no Juice controller: proxies, login pages, load balancers. Answers in scripted order."""
 
 from __future__ import annotations
 
