@@ -1,4 +1,4 @@
-"""Agents for the benchmarks, in a process of their own: `... -m benchmarks.agents_process URL TOKEN_FILE POOL_ID N GPUS`.
+"""Agents for benchmarks, in a process of their own: `... -m benchmarks.agents_process URL TOKEN_FILE POOL_ID N GPUS`.
 
 Prints one line when all are registered and runs until its standard input is closed.
 """

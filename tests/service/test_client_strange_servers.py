@@ -1,4 +1,4 @@
-"""The client in front of what is no Juice controller: proxies, login pages, load balancers. Answers in scripted order."""
+"""The client in front of what is no Juice controller: proxies, login pages, load balancers. Answers are scripted."""
 
 from __future__ import annotations
 
