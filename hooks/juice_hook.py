@@ -728,15 +728,15 @@ def retire(job_id, is_over):
     if all(a["state"] == "releasing" for a in kept):
         yield RemoveFile(session_path(job_id))
     if changed and not (yield from mark(job_id, kept)):
-        # A prolog that still runs may forget what is not marked. To use such a key up could make a session that no journal
-        # names, so only sessions that are known are released now.
+        # A prolog that still runs may forget what is not marked. To use such a key up could make a session that no
+        # journal names, so only sessions that are known are released now.
         due, damaged = [a for a in due if a["session"]], True
     return due, kept, damaged
 
 
 def mark(job_id, attempts):
-    """Write the journal down, but go on when that fails: a full disk must not keep GPUs from being released. True when it is
-    written."""
+    """Write the journal down, but go on when that fails: a full disk must not keep GPUs from being released. True when
+    it is written."""
     try:
         yield from write_journal(job_id, attempts)
     except OSError as error:
@@ -1073,8 +1073,8 @@ def give_up(job, mine):
     """Release what this prolog has asked for, unless another run of the prolog has taken it over. Raises nothing: what
     cannot be released stays in the journal, and Slurm runs the epilog next."""
     if mine["taken_over"]:
-        # Its first run may have succeeded meanwhile, so that the job runs: after a crash of slurmctld two prologs of one start
-        # are under way, and Slurm waits for one of them only. If it is this one, the epilog comes next and releases.
+        # Its first run may have succeeded meanwhile, so that the job runs: after a crash of slurmctld two prologs of one
+        # start are under way, and Slurm waits for one of them only. If it is this one, the epilog comes next and releases.
         yield Log(False, "the session was asked for by another run of the prolog; left to the epilog")
         return
     try:
@@ -1088,8 +1088,8 @@ def give_up(job, mine):
 
 
 def disown(job, mine):
-    """Under the lock: mark the attempt for release, or drop it when it surely has no session. True when nothing is left for
-    this run to release, also because the attempt belongs to another run of the prolog by now."""
+    """Under the lock: mark the attempt for release, or drop it when it surely has no session. True when nothing is left
+    for this run to release, also because the attempt belongs to another run of the prolog by now."""
     may_exist = bool(mine["session"] or mine["doubt"])
     attempts, _ = yield from read_journal(job.id)
     for attempt in attempts:
@@ -1101,7 +1101,7 @@ def disown(job, mine):
                 yield from mark(job.id, attempts)
             elif attempt["state"] != "releasing":
                 yield from write_journal(job.id, [a for a in attempts if a is not attempt])
-            # Else another hook has marked it, and is about to use its key up: that may make a session, so the entry stays.
+            # Else another hook has marked it and is about to use its key up, which may make a session: the entry stays.
     return not may_exist
 
 
@@ -1615,7 +1615,7 @@ class Machine:
             )
         deadline = time.monotonic() + timeout
         reused = self.connection is not None
-        sent = False  # once True it stays so: a connection that ends without an answer may have carried the request all the same
+        sent = False  # once True it stays so: a connection that ends without an answer may have carried the request
         while True:
             try:
                 if self.connection is None:
