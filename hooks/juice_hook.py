@@ -1073,8 +1073,9 @@ def give_up(job, mine):
     """Release what this prolog has asked for, unless another run of the prolog has taken it over. Raises nothing: what
     cannot be released stays in the journal, and Slurm runs the epilog next."""
     if mine["taken_over"]:
-        # Its first run may have succeeded meanwhile, so that the job runs: after a crash of slurmctld two prologs of one
-        # start are under way, and Slurm waits for one of them only. If it is this one, the epilog comes next and releases.
+        # Its first run may have succeeded meanwhile, so that the job runs: after a crash of slurmctld two prologs of
+        # one start are under way, and Slurm waits for one of them only. If it is this one, the epilog comes next and
+        # releases.
         yield Log(False, "the session was asked for by another run of the prolog; left to the epilog")
         return
     try:
