@@ -20,6 +20,7 @@ from .run import Point
 from .study import Finding, Study, Summary
 from .table import spread_text
 
+LATE = 80.0  # percent arrived from where on policies differ
 Value = Callable[[Point], float]
 
 
@@ -72,27 +73,26 @@ def _row(study: Study, summary: Summary, index: int, kinds: Sequence[str]) -> di
 
 def _charts(study: Study) -> list[dict[str, Any]]:
     demand = "demand of the tasks that have arrived, % of all GPUs"
-    late = [100.0 * least for least in (0.6, 0.0)]
     return [
         {
             "title": "GPUs in use",
             "about": "Median of the seeds; the pale band is from the least to the most.",
-            "markup": line_chart(_lines(study, _allocated, late[0]), demand, "GPUs in use, %"),
+            "markup": line_chart(_lines(study, _allocated, LATE), demand, "GPUs in use, %"),
         },
         {
             "title": "Fragmentation",
             "about": "Idle parts of GPUs that the typical task could not use, % of all GPUs.",
-            "markup": line_chart(_lines(study, _fragmented, late[1]), demand, "fragmented, % of all GPUs", 0.0),
+            "markup": line_chart(_lines(study, _fragmented, 0.0), demand, "fragmented, % of all GPUs", 0.0),
         },
         {
             "title": "Share of what is idle that is fragmented",
             "about": "100 %: no typical task fits anywhere any more.",
-            "markup": line_chart(_lines(study, _idle_share, late[1]), demand, "fragmented, % of idle", 0.0),
+            "markup": line_chart(_lines(study, _idle_share, 0.0), demand, "fragmented, % of idle", 0.0),
         },
         {
             "title": "Tasks that wait",
             "about": "Tasks that had found no room so far; nothing ever ends in this study.",
-            "markup": line_chart(_lines(study, _waiting, late[0]), demand, "tasks that wait", 0.0),
+            "markup": line_chart(_lines(study, _waiting, LATE), demand, "tasks that wait", 0.0),
         },
     ]
 

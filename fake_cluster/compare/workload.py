@@ -116,7 +116,7 @@ def make_workload(nodes: Sequence[OpenbNode], tasks: Sequence[OpenbTask], tallie
 def load_openb(data: Path, pods: str, nodes: str = NODE_FILE) -> Workload:
     """The workload of an openb directory; `pods` and `nodes` are names in it, or paths. Raises BadInput."""
     node_path, task_path = _find(data, nodes), _find(data, pods)
-    node_tally, task_tally = Tally(str(node_path)), Tally(str(task_path))
+    node_tally, task_tally = Tally(str(node_path), "nodes"), Tally(str(task_path), "tasks")
     try:
         with open_text(node_path) as file:
             node_rows = list(read_nodes(file, node_tally))

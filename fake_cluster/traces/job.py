@@ -62,6 +62,7 @@ class Tally:
     """What became of the rows of one file. `rows` = `jobs` + all of `left_out` + `bad_count`."""
 
     source: str
+    what: str = "jobs"
     rows: int = 0
     jobs: int = 0
     bad_count: int = 0
@@ -76,7 +77,7 @@ class Tally:
 
     def lines(self, shown: int = 10) -> list[str]:
         """For people: one line with the numbers, one per reason of leaving out, the first `shown` bad rows."""
-        out = [f"{self.source}: {self.rows} rows, {self.jobs} jobs"]
+        out = [f"{self.source}: {self.rows} rows, {self.jobs} {self.what}"]
         out += [f"  left out: {count} ({reason})" for reason, count in sorted(self.left_out.items())]
         if self.bad_count:
             out.append(f"  bad rows: {self.bad_count}")
