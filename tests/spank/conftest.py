@@ -1,4 +1,7 @@
-"""The plugin, built from source once per worker, in a real private Slurm whose prolog seals session files."""
+"""The plugin, built from source once per worker and Slurm, in a real private Slurm whose prolog seals session files.
+
+A test with `juice_slurm` or `build` runs on the installed Slurm and on that of the tree in $JUICE_SIM_SLURM_TREE.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ import pytest
 
 from fake_cluster.slurm.interface import Finished, Job, SlurmSettings, SubmitError
 from fake_cluster.slurm.real import RealSlurm
+from fake_cluster.slurm.trixie_tree import TREE_VARIABLE, tree_missing
+from juice_sim.machine import REQUIRE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "spank-plugin"
@@ -39,30 +44,70 @@ def open_directory() -> Iterator[Callable[[str], Path]]:
         shutil.rmtree(directory)
 
 
+def copy_of_source(parent: Path) -> Path:
+    ignored = shutil.ignore_patterns("build", "*.so", "*.deb")
+    return Path(shutil.copytree(SOURCE, parent / "spank-plugin", ignore=ignored))
+
+
+def run_make(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run make there; TESTS= leads to this repository's tests."""
+    command = ["make", "-C", str(source), f"TESTS={ROOT / 'tests'}", f"PYTHON={sys.executable}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250)
+
+
 @pytest.fixture(scope="session")
 def plugin_tree(open_directory: Callable[[str], Path]) -> Path:
     """A copy of the plugin's source: workers that run side by side must not build in one place."""
-    tree = open_directory("plugin")
-    ignored = shutil.ignore_patterns("build", "*.so", "*.deb")
-    return Path(shutil.copytree(SOURCE, tree / "spank-plugin", ignore=ignored))
+    return copy_of_source(open_directory("plugin"))
 
 
 @pytest.fixture(scope="session")
 def make(plugin_tree: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run make in the copy; TESTS= leads to this repository's tests."""
-
-    def run(*targets: str) -> subprocess.CompletedProcess[str]:
-        command = ["make", "-C", str(plugin_tree), f"TESTS={ROOT / 'tests'}", f"PYTHON={sys.executable}", *targets]
-        return subprocess.run(command, capture_output=True, text=True, timeout=250)
-
-    return run
+    """Run make in the copy."""
+    return lambda *targets: run_make(plugin_tree, *targets)
 
 
 @pytest.fixture(scope="session")
 def plugin(make: Callable[..., subprocess.CompletedProcess[str]], plugin_tree: Path) -> Path:
+    """Built for the installed Slurm."""
     done = make("juice.so")
     assert done.returncode == 0, done.stderr
     return plugin_tree / "juice.so"
+
+
+def slurm_tree() -> Path:
+    """The tree of another Slurm; without one the test is skipped, or failed where JUICE_SIM_REQUIRE demands it."""
+    if (reason := tree_missing()) is not None:
+        if "slurm-tree" in os.environ.get(REQUIRE_VARIABLE, ""):
+            pytest.fail(f"{REQUIRE_VARIABLE} demands slurm-tree: {reason}", pytrace=False)
+        pytest.skip(reason)
+    return Path(os.environ[TREE_VARIABLE]).absolute()
+
+
+@pytest.fixture(scope="session")
+def tree_build(open_directory: Callable[[str], Path]) -> Build:
+    """Built against the headers of the tree, whose Slurm it is for."""
+    tree = slurm_tree()
+    source = copy_of_source(open_directory("plugin-24.11"))
+    done = run_make(source, f"SLURM_CPPFLAGS=-I{tree}/usr/include", "juice.so")
+    assert done.returncode == 0, done.stderr
+    return Build(source / "juice.so", tree)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A plugin, and where the Slurm is that it was built for (None: the installed one)."""
+
+    plugin: Path
+    prefix: Path | None
+
+
+@pytest.fixture(scope="session", params=[pytest.param("installed", marks=pytest.mark.slurm), "24.11"])
+def build(request: pytest.FixtureRequest) -> Build:
+    if request.param == "installed":
+        return Build(request.getfixturevalue("plugin"), None)
+    found: Build = request.getfixturevalue("tree_build")
+    return found
 
 
 @dataclass
@@ -143,7 +188,7 @@ def plain_user() -> int | None:
     return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
 
 
-def make_slurm(directory: Path, plugin: Path, arguments: Sequence[str] = ("wait=2",)) -> JuiceSlurm:
+def make_slurm(directory: Path, build: Build, arguments: Sequence[str] = ("wait=2",)) -> JuiceSlurm:
     """Not started. `arguments` follow the two paths in plugstack.conf; key= is added."""
     for name in ("state/sessions", "seen", "juice"):
         (directory / name).mkdir(parents=True, exist_ok=True)
@@ -154,14 +199,14 @@ def make_slurm(directory: Path, plugin: Path, arguments: Sequence[str] = ("wait=
     prolog = directory / "prolog"
     prolog.write_text(f"#!{sys.executable} -I\n{PROLOG.read_text().replace('{directory}', str(directory))}")
     prolog.chmod(0o755)
-    line = f"required {plugin} {directory}/juice/juice {directory}/state key={key} {' '.join(arguments)}"
+    line = f"required {build.plugin} {directory}/juice/juice {directory}/state key={key} {' '.join(arguments)}"
     settings = replace(SlurmSettings(), prolog=prolog, plugstack=[line], cpus_per_node=8)
-    return JuiceSlurm(RealSlurm(settings), directory, plain_user())
+    return JuiceSlurm(RealSlurm(settings, prefix=build.prefix), directory, plain_user())
 
 
 @pytest.fixture(scope="session")
-def juice_slurm(plugin: Path, open_directory: Callable[[str], Path]) -> Iterator[JuiceSlurm]:
-    running = make_slurm(open_directory("state"), plugin)
+def juice_slurm(build: Build, open_directory: Callable[[str], Path]) -> Iterator[JuiceSlurm]:
+    running = make_slurm(open_directory("state"), build)
     with running.slurm:
         done = running.srun("true")
         assert done.returncode == 0, f"not even a job without options runs: {done.stderr}"

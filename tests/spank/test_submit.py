@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import JuiceSlurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.compiler]
+pytestmark = [pytest.mark.compiler]
 CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("option_cases.json").read_text("utf-8"))
 WRONG = [case for case in CASES if "error" in case]
 # Each of these runs a job; the rules that they share with the others are checked without Slurm.
@@ -115,9 +115,8 @@ def test_a_job_without_options_is_left_alone(juice_slurm: JuiceSlurm) -> None:
 
 @pytest.mark.parametrize("export", ["NONE", "NIL", "ALL", "X=1"])
 def test_slurm_19625_options_arrive_whatever_is_exported(juice_slurm: JuiceSlurm, export: str) -> None:
-    script = (
-        "echo batch $JUICE_SESSION_ID; /usr/bin/srun /bin/sh -c 'echo step $JUICE_SESSION_ID $CUDA_VISIBLE_DEVICES'"
-    )
+    srun = juice_slurm.slurm.binaries["srun"]  # with NONE, PATH is not exported either
+    script = f"echo batch $JUICE_SESSION_ID; {srun} /bin/sh -c 'echo step $JUICE_SESSION_ID $CUDA_VISIBLE_DEVICES'"
     job, output, errors = juice_slurm.batch(script, "--juice-pool=test", f"--export={export}")
     assert job.state.value == "COMPLETED", errors
     session = f"session-{job.job_id}"
