@@ -8,9 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 REQUIRE_VARIABLE = "JUICE_SIM_REQUIRE"
 """Comma-separated names of capabilities that must be there: a test that lacks one fails instead of being skipped."""
@@ -92,6 +93,28 @@ def _slurm() -> Capability:
 def _which(tool: str) -> str | None:
     # Daemons live in sbin, which a plain user's PATH often lacks.
     return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+
+
+def spank_plugins(named: Sequence[str]) -> list[Capability]:
+    """One capability per SPANK plugin: those `named`, else those that the plugstack.conf of this machine's Slurm
+    loads. `ok` means that it was built for the release of that Slurm."""
+    from . import spank_build
+    from .resources import spank_plugin_dir
+
+    plugins = [Path(name).absolute() for name in named] or spank_build.configured_plugins()
+    loaders: dict[str, spank_build.Version] = {}
+    # Only these load plugins; slurmctld is asked where there is nothing else.
+    for tools in (("srun", "slurmd"), ("slurmctld",)):
+        for tool in tools if plugins and not loaders else ():
+            path = _which(tool)
+            # srun does not even tell its version where there is no slurm.conf.
+            ok, text = _first_line(path, "-V") if path else (False, "")
+            version = spank_build.version_of(text) if ok else None
+            if version is not None:
+                loaders[tool] = version
+    source = str(spank_plugin_dir())
+    judged = [spank_build.judge(plugin, loaders, source) for plugin in plugins]
+    return [Capability("juice.so", one.fits, one.detail, "jobs with Juice options", one.remedy) for one in judged]
 
 
 def _docker() -> Capability:

@@ -25,7 +25,7 @@ def told(finished):
 def test_every_capability_is_told_and_what_is_missing_comes_with_its_remedy():
     finished = doctor("--json")
     found = told(finished)
-    assert list(found) == list(PROBES)
+    assert list(found)[: len(PROBES)] == list(PROBES)  # a plugin that this machine's Slurm loads may follow
     assert finished.returncode == 0  # these tests run, so Python, Ray and libsodium are there
     for capability in found.values():
         assert capability["detail"] and not capability["detail"].endswith(":"), capability
