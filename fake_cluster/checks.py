@@ -16,6 +16,7 @@ from juice_sim.core.model import GpuGrant
 
 from .checks_asked import asked_for
 from .checks_base import MAX_VIOLATIONS, Check, CheckResult, Violation, job_or_session_story
+from .checks_crash import believable_spells, may_be_forgotten
 from .history import FaultInjected, History, HookRun, JobOutput, JobSubmitted, LogCompared, RunEnded
 from .history_views import GIB, JobLife, SessionLife, Views
 from .scenario import Scenario
@@ -127,7 +128,7 @@ def no_job_without_session(views: Views, slack: float = 0.25) -> list[Violation]
         if job.job_id not in views.granted_jobs:
             continue
         sessions = [session for session in views.sessions_of_job.get(job.job_id, []) if session.active_at is not None]
-        for spell in job.spells(views.end):
+        for spell in believable_spells(views, job):
             if spell.state is not JobState.RUNNING:
                 continue
             own = [session for session in sessions if session.attempt == (job.job_id, spell.restarts)]
@@ -224,7 +225,7 @@ def every_job_ends(views: Views) -> list[Violation]:
         if submitted.error or submitted.job_id == 0:
             continue
         seen = members[submitted.job_id]
-        if seen != submitted.tasks:
+        if seen != submitted.tasks and not may_be_forgotten(views, submitted.at):
             violations.append(
                 Violation(
                     "every_job_ends",

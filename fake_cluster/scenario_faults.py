@@ -118,6 +118,7 @@ class Injector:
         undo: Callable[[], str],
         after: float | None,
         needs_controller: bool = False,
+        needs_slurmctld: bool = False,
     ) -> None:
         """Keep how to undo a fault, and do so after a while (None: at the end of the run)."""
         key = (fault.position, target)
@@ -130,7 +131,8 @@ class Injector:
         self._undo[key] = run
 
         def when_due() -> None:
-            if needs_controller and not self._controller_up:
+            is_down = needs_slurmctld and not self._world.slurmctld_up.is_set()
+            if is_down or (needs_controller and not self._controller_up):
                 self._at(self._now() + 0.2, when_due)
             else:
                 self._undone(key)
@@ -326,7 +328,7 @@ class Injector:
             self._world.slurm.resume_node(name)
             return "resumed"
 
-        self._later(fault, name, resume, fault.lasts)
+        self._later(fault, name, resume, fault.lasts, needs_slurmctld=True)
 
     def _busy_node(self) -> str:
         busy = sorted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ import juice_sim
 
 from .checks import run_checks
 from .checks_base import CheckResult
+from .checks_crash import crashes
 from .history import History, JobOutput, JobSubmitted, Noted, RunEnded, RunStarted
 from .history_views import Views
 from .progress import GpusInUse, RunProgress
@@ -23,11 +25,13 @@ from .scenario import Scenario
 from .scenario_faults import ERRORS, Injector
 from .scenario_recorder import EventStream, JobWatch, Trigger, job_counts
 from .scenario_workload import Submission, submissions
-from .slurm.interface import Job, JobState, SubmitError
+from .slurm.interface import CommandFailed, Job, JobState, SubmitError
 from .world import World, wait_until
 from .world_service import WorldError, child_environment
 
 POLL_S = {"simulated": 0.1, "real": 0.4}
+REAL_EXTRA_S = 60.0  # a real slurmctld takes two minutes after a crash to find out that a job is not running
+FORGOTTEN_S = 10.0
 DRAIN_S = 30.0  # beyond what the scenario's own settings need
 MAX_OUTPUT = 4000
 SUBMIT_RETRY_S = 30.0
@@ -289,7 +293,7 @@ def _run(world: World, history: History, scenario: Scenario, seed: int, progress
         submitter.start()
         injector.start()
         timer.start()
-        reason = _wait_for_jobs(scenario, submitter, watch, progress, total, gpus)
+        reason = _wait_for_jobs(world, history, submitter, watch, progress, total, gpus)
         injector.finish()
         submitter.stop()
         if reason == "time limit":
@@ -314,10 +318,20 @@ def _run(world: World, history: History, scenario: Scenario, seed: int, progress
 
 
 def _wait_for_jobs(
-    scenario: Scenario, submitter: Submitter, watch: JobWatch, progress: RunProgress, total: int, gpus: GpusInUse
+    world: World,
+    history: History,
+    submitter: Submitter,
+    watch: JobWatch,
+    progress: RunProgress,
+    total: int,
+    gpus: GpusInUse,
 ) -> str:
-    """Wait until every submission was made and every job has ended; `all jobs ended` or `time limit`."""
-    deadline = time.monotonic() + scenario.time_limit
+    """Wait until every submission was made and every job has ended; `all jobs ended` or `time limit`.
+
+    A real slurmctld that was killed forgets jobs: then the run has ended when for some time no job that it knows runs.
+    """
+    deadline = time.monotonic() + world.scenario.time_limit + (REAL_EXTRA_S if world.slurm_kind == "real" else 0.0)
+    quiet_since: float | None = None
     while True:
         counts = job_counts(watch.jobs)
         progress.update(counts["ended"], total, counts["running"], counts["requeues"], gpus.counts)
@@ -325,9 +339,27 @@ def _wait_for_jobs(
             again = job_counts(watch.jobs)
             if again["ended"] >= submitter.submitted and again["ended"] == len(watch.jobs):
                 return "all jobs ended"
+        _lift_holds(world, watch, history)
+        quiet = submitter.done and counts["ended"] == len(watch.jobs) and bool(crashes(history))
+        quiet_since = (quiet_since or time.monotonic()) if quiet else None
+        if quiet_since is not None and time.monotonic() - quiet_since > FORGOTTEN_S and watch.poll():
+            return "all jobs ended"
         if time.monotonic() > deadline:
             return "time limit"
         time.sleep(0.2)
+
+
+def _lift_holds(world: World, watch: JobWatch, history: History) -> None:
+    """Release, as an operator would, jobs that Slurm holds itself. A real slurmctld does so after a crash, when it
+    starts a job again that it has forgotten to run already: the node refuses the second one."""
+    if world.slurm_kind != "real":
+        return
+    for job in watch.jobs.values():
+        if job.state is JobState.PENDING and "requeued_held" in job.reason and world.slurmctld_up.is_set():
+            with contextlib.suppress(CommandFailed):  # it is killed at this moment, or the job is no longer held
+                world.real_slurm.release(job.job_id)
+                history.add(Noted(time.time(), f"released job {job.job_id}, which Slurm held: {job.reason}"))
+                watch.poll()
 
 
 def _drain(world: World, history: History, timer: ReconcileTimer, progress: RunProgress) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from juice_sim import resources
 from juice_sim.hooks_install import install_hooks
@@ -24,6 +25,9 @@ from .hook_timing import boot_time, hook_runs, read_hook_log, wrap_hook
 from .scenario import Scenario
 from .slurm.interface import JobState, Slurm, SlurmSettings
 from .world_service import LocalService, Service, WorldError, child_environment
+
+if TYPE_CHECKING:
+    from .slurm.real import RealSlurm
 
 CLUSTER_NAME = "juicesim"
 SLURM_KINDS = ("simulated", "real")
@@ -264,6 +268,14 @@ class World:
             juice_dir=self.juice_dir,
         )
 
+    @property
+    def real_slurm(self) -> RealSlurm:
+        """The Slurm of a world of kind `real`."""
+        from .slurm.real import RealSlurm
+
+        assert isinstance(self.slurm, RealSlurm), f"this world's Slurm is {self.slurm_kind}"
+        return self.slurm
+
     def _plugstack(self) -> list[str]:
         """Build the SPANK plugin for this Slurm; the line of plugstack.conf."""
         source, build = resources.spank_plugin_dir(), self.directory / "spank-plugin"
@@ -289,6 +301,8 @@ class World:
 
 
 _FAST_SCHEDULING = (
+    # After a crash slurmctld may bring back an allocation whose srun has ended; without a limit it would stay for ever.
+    "InactiveLimit=20",
     "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1,default_queue_depth=10000",
 )
 

@@ -32,6 +32,7 @@ from .submitted_juice import SubmittedJuice
 NODE_VARIABLE = "JUICE_SIM_NODE"  # marks a node's slurmd
 COMMAND_TIMEOUT_S = 120.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ORDERLY_END_S = 20.0  # more than MessageTimeout, for which it may wait for a node that is down
 TAKES_JOBS = ("idle", "mixed", "allocated", "completing")
 # Said at each start of a healthy Slurm that has no saved state, no PMIx and one host for all of its nodes.
 NORMAL_COMPLAINTS = re.compile(
@@ -432,13 +433,19 @@ class RealSlurm(Slurm):
     def release_begin_time(self, job_id: int) -> None:
         self._scontrol("update", f"JobId={job_id}", "StartTime=now")
 
+    def release(self, job_id: int) -> None:
+        """`scontrol release N`: lift a hold, the user's or Slurm's own (reason launch_failed_requeued_held)."""
+        self._scontrol("release", str(job_id))
+
     def requeue(self, job_id: int) -> None:
         self._scontrol("requeue", str(job_id))
 
     # -- breaking things --------------------------------------------------------------------------------------------
 
     def kill_slurmctld(self, sig: int = signal.SIGKILL) -> None:
-        self.daemons.kill(self._pids["slurmctld"], sig)
+        """Raises TimeoutError when it does not end: 22.05 hangs now and then at signal 15 while hooks run, with
+        `_msg_accept: read/write op failed` as its last words."""
+        self.daemons.kill(self._pids["slurmctld"], sig, timeout_s=ORDERLY_END_S)
 
     def start_slurmctld(self) -> None:
         if "slurmctld" in self.pids:

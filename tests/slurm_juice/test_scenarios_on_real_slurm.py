@@ -37,3 +37,10 @@ def test_quickstart(tmp_path: Path) -> None:
     results = results_of("quickstart", tmp_path)
     assert results["jobs"]["completed"] == results["jobs"]["submitted"] == 100
     assert results["sessions"]["granted"] == 84
+
+
+def test_bad_day(tmp_path: Path) -> None:
+    """A slurmctld killed with signal 9 forgets jobs, so that fewer than all are known at the end."""
+    results = results_of("bad-day", tmp_path)
+    assert results["jobs"]["completed"] >= 60
+    assert results["jobs"]["unfinished"] == 0
