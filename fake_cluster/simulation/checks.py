@@ -293,15 +293,6 @@ def keys(evidence: Evidence) -> list[Violation]:
     return violations
 
 
-def acknowledged(evidence: Evidence) -> list[Violation]:
-    """A session that a hook was told of is in the controller's log."""
-    return [
-        Violation("acknowledged", f"session {session_id}", f"was given to {hook}, but is in no log", at)
-        for at, hook, session_id in evidence.record.acknowledged
-        if session_id not in evidence.sessions
-    ]
-
-
 def released_by_epilog(evidence: Evidence) -> list[Violation]:
     """When an epilog says that all is released (exit 0), every session is canceling or closed that was asked for by the
     start which has ended, or by an earlier one."""
@@ -508,7 +499,6 @@ CHECKS = (
     own_session,
     one_job_each,
     keys,
-    acknowledged,
     released_by_epilog,
     released_in_time,
     grant_sizes,

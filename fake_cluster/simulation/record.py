@@ -85,7 +85,6 @@ class Record:
     lost: dict[int, float] = field(default_factory=dict)  # incarnation -> when slurmctld forgot it
     programs: list[ProgramRun] = field(default_factory=list)
     hooks: list[HookEnd] = field(default_factory=list)
-    acknowledged: list[tuple[float, str, str]] = field(default_factory=list)  # (time, hook, session id)
     faults: list[tuple[float, str]] = field(default_factory=list)
     log: list[tuple[float, int, str]] = field(default_factory=list)  # (time, job id, what a hook logged)
     ended: float = 0.0
