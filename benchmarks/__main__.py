@@ -1,5 +1,7 @@
-"""`python -m benchmarks [hooks] [controller] [slurm] [trials] [--json FILE]`: measure, print tables, exit 1 when a
-target is missed. `slurm` (jobs per second) and `trials` (interrupted prologs) start a real Slurm, only when named."""
+"""`python -m benchmarks [hooks] [controller] [slurm] [trials] [--json FILE]`: measure, print tables, exit 1 on a miss.
+
+`slurm` (jobs per second) and `trials` (interrupted prologs) start a real Slurm, and run only when named.
+"""
 
 from __future__ import annotations
 
