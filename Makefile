@@ -2,7 +2,7 @@
 #
 #   make demo     environment, installation, then the main job
 #   make test     what the tests need (as root on Debian or Ubuntu also apt packages), then the tests
-#   make slurm-tree   a Slurm 24.11 for the tests, in TREE=.slurm-24.11
+#   make slurm-tree   a Slurm 24.11 for the tests, in TREE=
 #   make check    format, lint, types, shell scripts, hook syntax
 #   make bench    the benchmarks (ratios; see docs/performance.md)
 #   make clean    remove what make made
@@ -13,7 +13,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
-TREE   ?= .slurm-24.11
+# As root it lies where every user can run it: the tests submit jobs as others, and a checkout may be closed to them.
+TREE   ?= $(if $(filter 0,$(shell id -u)),/var/cache/juice-sim/slurm-24.11,.slurm-24.11)
 
 .PHONY: demo test check format bench clean install install-dev system-packages slurm-tree wheel
 .DEFAULT_GOAL := demo
@@ -42,6 +43,7 @@ system-packages:
 # Slurm 24.11 beside the system's own: fetched and verified by apt, unpacked and relocated, neither root nor chroot.
 # A machine that cannot have it (no apt, no network) goes on without; the tests that need it then say so.
 slurm-tree: install
+	@test -e $(TREE)/usr/sbin/slurmctld || mkdir -p $(dir $(abspath $(TREE)))
 	@test -e $(TREE)/usr/sbin/slurmctld || $(BIN)/python -m fake_cluster.slurm.trixie_tree $(TREE) \
 	    || echo "slurm-tree: not made; tests on Slurm 24.11 are skipped" >&2
 	@echo "JUICE_SIM_SLURM_TREE=$(abspath $(TREE))"
