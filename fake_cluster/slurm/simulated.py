@@ -124,8 +124,9 @@ class SimulatedSlurm(Slurm):
             if path is not None and not (path.is_absolute() and os.access(path, os.X_OK) and path.is_file()):
                 raise ValueError(f"{what}={str(path)!r}: accepted is the absolute path of an executable file")
         self.directory = self._given_directory or Path(tempfile.mkdtemp(prefix="simulated-slurm-"))
-        for name in ("log", "state", "spool"):
+        for name in ("log", "state", "spool", "work"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
+        (self.directory / "work").chmod(0o1777)
         if self._as_user:
             # The users must reach their job scripts; mkdtemp keeps everybody out.
             for path in (self.directory, self.directory / "spool"):
@@ -206,7 +207,7 @@ class SimulatedSlurm(Slurm):
             options,
             environment=os.environ if env is None else env,
             user=_user(user_id),
-            cwd=cwd or Path.cwd(),
+            cwd=cwd or self.directory / "work",  # where the real back end has it, too
         )
         if job_control:
             specs = [replace(spec, spank_env={**spec.spank_env, **job_control}) for spec in specs]

@@ -160,7 +160,7 @@ def test_juice_options_reach_both_hooks(simulated):
 
 
 def test_hooks_run_in_the_log_directory_in_a_process_group_of_their_own(bench):
-    bench.start(prolog="echo $$ $(/bin/ps -o pgid= -p $$) $(pwd) > {directory}/where")
+    bench.start(prolog="read -r _ _ _ _ group _ < /proc/$$/stat; echo $$ $group $(pwd) > {directory}/where")
     bench.ended(bench.submit())
     pid, group, directory = (bench.records / "where").read_text().split()
     assert pid == group
