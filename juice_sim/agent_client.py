@@ -16,6 +16,7 @@ announced itself with `"tellsEnd": true` and closes without a word was killed: -
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -26,6 +27,8 @@ from .core import agent as core
 
 if TYPE_CHECKING:
     from .agent_runtime import Agent
+
+LINGER_S = 2.0  # how long a process that was told to end may keep its half of the connection
 
 
 class AgentClient:
@@ -46,16 +49,22 @@ class AgentClient:
 
     def kill(self) -> None:
         """End the connection from our side: the process is told by one line and by the closed socket."""
+        if self.killed:
+            return
         self.killed = True
+        # Only half of the socket is closed at first: to close it while something of the process's is unread would reset
+        # the connection, and a reset takes away the line that tells it. It closes its half when it ends.
         with contextlib.suppress(OSError, RuntimeError):
             self.writer.write(b'{"canceled":true}\n')
-            self.writer.close()
-        self.reader.feed_eof()
+            self.writer.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self.writer.transport.abort)
 
     async def until_it_ends(self) -> int:
         """Take in what the process says until its socket is closed; its exit code, -1 when it broke off."""
         try:
             while line := await self.reader.readline():
+                if self.killed:
+                    continue  # nobody is told anything any more
                 try:
                     said = json.loads(line)
                 except (ValueError, RecursionError):
