@@ -269,16 +269,6 @@ def test_without_the_agent_calls_fail_and_the_program_decides(session):
     assert python(session, "print(cuda.cuInit(0))") == [str(NO_DEVICE)]
 
 
-def test_a_cancel_in_the_middle_of_calls_ends_the_program(session, wait_until):
-    running = start(session, "cuda.cuInit(0); context(); wait()\nwhile True: free(alloc(1)[1])")
-    running.stdin.write("\n")
-    running.stdin.flush()
-    session.juice.client.release_session(session.id)
-    assert running.wait(60) == -9
-    running.communicate()
-    wait_until(lambda: session.ended(running.pid) == -1, "recorded")
-
-
 def test_a_program_that_was_told_nothing_of_a_session_has_no_gpu(client_dir):
     text = 'import ctypes; print(ctypes.CDLL("libcuda.so.1").cuInit(0))'
     environment = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(client_dir)}
