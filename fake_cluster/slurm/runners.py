@@ -165,7 +165,7 @@ def run_in_ray(task: Task) -> tuple[int, int]:
     part = task.marker.with_suffix(".part")
     part.write_text(f"{process.pid} {_start_time(process.pid)}")
     part.rename(task.marker)
-    running = _Local(process)
+    running = _Local(process, task.marker)
     try:
         return running.wait()
     except BaseException:
