@@ -15,7 +15,7 @@ from msgspec import Meta
 from . import wire_types as w
 from .core import agent as core
 from .core.commands import RegisterAgent, UpdateAgent
-from .core.model import AgentState, SessionState
+from .core.model import AgentState, Gpu, SessionState
 
 
 class _RecordGpu(msgspec.Struct, rename="camel"):
@@ -73,6 +73,23 @@ def record_of(body: bytes) -> core.RecordRead:
     return core.RecordRead(sessions, _AGENT_STATES.get(record.state, AgentState.ACTIVE))
 
 
+def gpu_object(gpu: Gpu) -> w.Gpu:
+    """A GPU as v1 writes it, without metrics: what an agent registers and what a node type has."""
+    return w.Gpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        vendor=gpu.vendor,
+        model=gpu.model,
+        vendor_id=gpu.vendor_id,
+        device_id=gpu.device_id,
+        sub_device_id=gpu.sub_device_id,
+        driver=gpu.driver,
+        vram=gpu.vram,
+        pci_bus=gpu.pci_bus,
+    )
+
+
 def register_body(command: RegisterAgent) -> bytes:
     """The body of `POST /v1/register/agent`."""
     return msgspec.json.encode(
@@ -81,22 +98,7 @@ def register_body(command: RegisterAgent) -> bytes:
             address=command.address,
             version=command.version,
             pool_id=command.pool_id,
-            gpus=[
-                w.Gpu(
-                    index=gpu.index,
-                    uuid=gpu.uuid,
-                    name=gpu.name,
-                    vendor=gpu.vendor,
-                    model=gpu.model,
-                    vendor_id=gpu.vendor_id,
-                    device_id=gpu.device_id,
-                    sub_device_id=gpu.sub_device_id,
-                    driver=gpu.driver,
-                    vram=gpu.vram,
-                    pci_bus=gpu.pci_bus,
-                )
-                for gpu in command.gpus
-            ],
+            gpus=[gpu_object(gpu) for gpu in command.gpus],
             labels=command.labels,
             taints=command.taints,
         )

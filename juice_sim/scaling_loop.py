@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from . import wire_types as w
+from .agent_wire import gpu_object
 from .client import ApiError, Client
 from .core import codec
 from .core.model import Requirements
@@ -189,22 +190,7 @@ def _as_wire(kind: Growable) -> w.NodeType:
     return w.NodeType(
         name=node.name,
         pool_id=node.pool_id,
-        gpus=[
-            w.Gpu(
-                index=gpu.index,
-                uuid=gpu.uuid,
-                name=gpu.name,
-                vendor=gpu.vendor,
-                model=gpu.model,
-                vendor_id=gpu.vendor_id,
-                device_id=gpu.device_id,
-                sub_device_id=gpu.sub_device_id,
-                driver=gpu.driver,
-                vram=gpu.vram,
-                pci_bus=gpu.pci_bus,
-            )
-            for gpu in node.gpus
-        ],
+        gpus=[gpu_object(gpu) for gpu in node.gpus],
         labels=node.labels,
         taints=node.taints,
         max_workers=node.max_workers,
